@@ -482,16 +482,18 @@ class Hub(Link, ConnectionHandler):
             self._go_if_complete()  # where all others have waited for its answer alone
 
     def _doubt(self, since: float) -> str:
-        """If nothing was heard since then from any other node that still takes part, this one may be cut off
-        from all of them."""
+        """If nothing was heard since then from any other node, this one may be cut off from all of them. One
+        that is done may have left, and is not missed; as long as it is here it sends heartbeats, too."""
         job = self._job
         if job is None:
             return ""
         others = set()
         for participant, wire in self._peers.items():
-            if participant[0] != self.hub and job.index(participant) not in job.finished:
-                if wire.heard > since:
-                    return ""
+            if participant[0] == self.hub:
+                continue
+            if wire.heard > since:
+                return ""
+            if job.index(participant) not in job.finished:
                 others.add(participant[0])
         if not others:
             return ""

@@ -133,6 +133,15 @@ async def test_a_node_that_has_done_its_part_is_not_missed() -> None:
 
 
 @run
+async def test_node_0_is_not_cut_off_that_hears_from_a_node_that_has_done_its_part() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    links[2].report(Done())
+    mute(links[1]._peers[0, None])
+    assert await error_told(links[0]) == "lost: nothing was heard from it for 0.6 s"
+    await close(*links)
+
+
+@run
 async def test_a_spoke_that_was_silent_for_longer_than_its_bound_is_lost_at_the_next_heartbeat() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=18))  # heartbeats come every 3 s
     mute(links[1]._peers[0, None])
