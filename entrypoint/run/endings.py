@@ -103,7 +103,9 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
             f"{who} on {ended.node}, status {ended.status}: {ended.error}",
             f"where each rank was: {run.stacks}",
         ]
-    log = run.log(ended.node, f"rank{ended.rank}", "err")
+    # c10d's rank is not the one in the log's name, and only the failed node knows which that is.
+    number = "*" if plan.rendezvous.backend == "c10d" and plan.nnodes > 1 else ended.rank
+    log = run.log(ended.node, f"rank{number}", "err")
     failed = f"{who} on {ended.node} failed first, status {ended.status}"
     return [f"{failed}: {ended.reason} ({log})"]
 

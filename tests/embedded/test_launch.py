@@ -244,7 +244,12 @@ if __name__ == "__main__":
     assert set(ended.out.splitlines()) == {f"spawned rank {rank} sum 6.0" for rank in range(4)}
 
 
-def run_by_hand(tmp_path: Path, *command: str, images: Sequence[Mapping[str, str]] = ({}, {})) -> list[Ended]:
+def run_by_hand(
+    tmp_path: Path,
+    *command: str,
+    images: Sequence[Mapping[str, str]] = ({}, {}),
+    nodes: str = "127.0.0.1,127.0.0.2",
+) -> list[Ended]:
     """Both nodes' ends, started without a scheduler; each image is what a container's environment says of it."""
     port = master_port()
     key = tmp_path / "key"
@@ -254,7 +259,7 @@ def run_by_hand(tmp_path: Path, *command: str, images: Sequence[Mapping[str, str
     for node, image in enumerate(images):
         folder = tmp_path / str(node)
         folder.mkdir()
-        argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1,127.0.0.2"]
+        argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", nodes]
         argv += ["--node-rank", str(node), "--master-port", port, "--device", "cpu"]
         argv += ["--join-key-file", str(key), "--run-dir", str(tmp_path / "run"), *command]
         jobs.append(Job(argv, folder, tmp_path / "run", clean_env(**image)))
@@ -265,6 +270,20 @@ def test_nodes_listed_by_hand_run_without_a_scheduler(tmp_path: Path) -> None:
     ended = run_by_hand(tmp_path, "--no-python", "--", "bash", "-c", "echo rank $RANK of $WORLD_SIZE")
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
     assert [one.out for one in ended] == [f"rank {rank} of 2\n" for rank in (0, 1)]
+
+
+def test_the_line_of_a_failure_names_the_log_of_a_rank_that_c10d_has_numbered(tmp_path: Path) -> None:
+    """It goes by the addresses, whatever the order of the nodes."""
+    options = ("--rdzv-backend", "c10d", "--nproc-per-node", "1")
+    fails = '[ $RANK = 1 ] && echo "ValueError: no" >&2 && exit 7; sleep 60'
+    command = (*options, "--no-python", "--", "bash", "-c", fails)
+    first, _ = run_by_hand(tmp_path, *command, nodes="127.0.0.2,127.0.0.1")
+    (said,) = [line for line in first.err.splitlines() if "failed first" in line]
+    found = re.fullmatch(r"apptrain: rank 1 on (\S+) failed first, status 7: ValueError: no \((.*)\)", said)
+    assert found, first.err
+    assert found[2] == f"{tmp_path}/run/logs/0/{found[1]}.rank*.err"
+    (log,) = Path(found[2]).parent.glob(Path(found[2]).name)
+    assert log.read_text() == "ValueError: no\n"
 
 
 def image_env(folder: Path, image_id: str, lock: str) -> dict[str, str]:

@@ -101,6 +101,17 @@ def test_each_end_is_told_in_its_own_words(outcome: Outcome, told: list[str]) ->
     assert endings.in_words(outcome, plan, RunDirectory(Path("/run"), 2)) == told
 
 
+def test_of_ranks_that_c10d_has_numbered_all_logs_of_the_node_are_named() -> None:
+    plan = replace(planned(), mode="torchrun", nproc_per_node=2)
+    plan = replace(plan, rendezvous=replace(plan.rendezvous, backend="c10d"))
+    failed = Outcome(status=3, rank=1, node="n1")
+    told = endings.in_words(failed, plan, RunDirectory(Path("/run"), 2))
+    assert told == ["rank 1 on n1 failed first, status 3: nothing on stderr (/run/logs/2/n1.rank*.err)"]
+    one = replace(plan, members=(0,))
+    told = endings.in_words(failed, one, RunDirectory(Path("/run"), 2))
+    assert told == ["rank 1 on n1 failed first, status 3: nothing on stderr (/run/logs/2/n1.rank1.err)"]
+
+
 def test_in_mode_exec_the_program_of_a_node_is_named() -> None:
     plan = replace(planned(), mode="exec", nproc_per_node=4)
     assert [endings.named(plan, rank) for rank in (0, 3, 4)] == [
