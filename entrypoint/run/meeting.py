@@ -150,7 +150,7 @@ class OurNode(LocalNode):
         everyone = (run_dir.path / "outcome").glob(f"{self.plan.attempt}.*")
         for path in everyone if self.plan.is_first else [run_dir.outcome(0, task)]:
             if (ended := outcome.read(path)) is not None:
-                return (
-                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.reason}"
-                )
+                # What the starter of a task writes has no node's name.
+                node = ended.node or self.plan.allocation.nodes[outcome.place(path.name)]
+                return f"{node} ended before it joined, status {ended.status}: {ended.reason}"
         return None

@@ -266,7 +266,7 @@ def test_a_node_whose_outcome_is_there_before_all_have_met_will_not_come(tmp_pat
     outcome.write(tmp_path / "outcome" / "3.2", Outcome(status=64, node="n2", error="no such option"))
     assert mine.never_started() == "n2 ended before it joined, status 64: no such option"
     outcome.write(tmp_path / "outcome" / "3.2", Outcome(status=64, error="no such option"))
-    assert mine.never_started() == "3.2 ended before it joined, status 64: no such option"
+    assert mine.never_started() == "127.0.0.3 ended before it joined, status 64: no such option"
     assert other.never_started() is None
     outcome.write(tmp_path / "outcome" / "3.0", Outcome(status=64, node="n0", error="no such option"))
     assert other.never_started() == "n0 ended before it joined, status 64: no such option"
