@@ -50,7 +50,8 @@ REPORTS = 16
 CLOCKS = 1.0
 """Seconds by which the nodes' clocks may differ and still be believed."""
 BEATS = 12
-"""How many heartbeats show how far a clock differs: a minute's."""
+"""How many heartbeats show how far a clock differs: a minute's. If the network is gone for a while, all of
+that time are late, and an older one must be left."""
 COLLECT_AFTER = 50_000
 """Python looks for garbage once so many objects more are there than before."""
 REPORT_KINDS = get_args(Report)
