@@ -63,8 +63,10 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     try:
         last = asyncio.run(session.run())
     finally:
-        for signum in PLANNED:  # nobody heeds them any more, and they would end this process
-            signal.signal(signum, lambda *_: None)
+        # Nobody heeds them any more, and they would end this process. A handler of ours would not last to its
+        # end: Python takes it back.
+        for signum in PLANNED:
+            signal.signal(signum, signal.SIG_IGN)
         processes.kill_descendants(spare=guardian.pids)
         guardian.dismiss()
         session.leave(last)

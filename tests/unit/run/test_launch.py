@@ -156,15 +156,22 @@ def test_modules_that_cannot_be_read_at_the_end_do_not_change_the_status(
 
 
 ENDED = """
-import signal, sys
+import os, subprocess, sys
 from entrypoint.cli import main
 from entrypoint.run import launch
-launch._Session.leave = lambda *_: [signal.raise_signal(one) for one in (signal.SIGUSR1, signal.SIGUSR2)]
+both = f"kill -USR1 {os.getpid()} && kill -USR2 {os.getpid()}"
+
+def leave(*_):
+    line = ["sh", "-c", f"{both}; echo begun; exec >&-; while {both}; do :; done"]
+    subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.readline()
+
+launch._Session.leave = leave
 sys.exit(main.main(sys.argv[1:]))
 """
 
 
 def test_a_stop_that_is_asked_for_when_all_has_ended_does_not_change_the_status(tmp_path: Path) -> None:
+    """To the last moment of the process, when Python takes its own handlers back."""
     words = ["launch", "--nodes", "localhost", "--node-rank", "0", "--master-port", str(free_port())]
     words += ["--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(tmp_path), "--", "true"]
     done = subprocess.run(
