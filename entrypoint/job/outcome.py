@@ -23,6 +23,11 @@ SPACE = 4096
 
 LOST = "lost: "
 """How the error of a node begins from which nothing is heard any more."""
+ALONE = (
+    "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
+    "(docs/own-script.md, Each rank for itself)"
+)
+"""What is said of a job whose outcome is `alone`, with the number of its ranks."""
 MOST_TASKS = 100_000
 """Of an attempt, whose outcomes are read."""
 BOUND = 10**9

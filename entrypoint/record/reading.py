@@ -10,6 +10,7 @@ import itertools
 import json
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ def of_last_attempt(manifest: dict[str, Any], result: dict[str, Any]) -> dict[st
     if isinstance(began, str) and isinstance(ended, str) and ended < began:  # both as `now` has it
         return {}
     return result if result.get("attempt", last.get("attempt")) == last.get("attempt") else {}
+
+
+def trained_alone(attempt: Mapping[str, Any]) -> bool:
+    """Whether its ranks, of which there are several, trained without a process group."""
+    return attempt.get("process_group", "") is None
 
 
 def in_todays_shape(found: Any) -> dict[str, Any]:

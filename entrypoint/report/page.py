@@ -19,6 +19,8 @@ from typing import Any
 from entrypoint import __version__
 from entrypoint.core.errors import DONE, SAVED, UNAVAILABLE
 from entrypoint.core.plain import counted, plain
+from entrypoint.job.outcome import ALONE
+from entrypoint.record import reading
 from entrypoint.record.compare import Pair, in_short
 from entrypoint.record.traces import Series
 from entrypoint.report import charts
@@ -161,6 +163,9 @@ def result(found: RunFacts) -> tuple[str, str]:
     if status is None:
         return "wait", "No end is known: the run goes on, or its first node was lost."
     if status == DONE:
+        if reading.trained_alone(last.known):
+            ranks = text(last.known, "world_size") or "several"
+            return "wait", f"Done{_achieved(found)}. But {ALONE.format(ranks)}."
         return "good", f"Done{_achieved(found)}."
     if status == SAVED:
         return "wait", "Saved at a planned end: the same command with this run directory goes on."

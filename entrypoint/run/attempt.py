@@ -98,6 +98,8 @@ class _Ended:
     """Tells of the start."""
     pace: tuple[int, float] | None = None
     """As `Heartbeats.pace` has it."""
+    trained_alone: bool = False
+    """As `Supervisor.trained_alone` has it."""
 
 
 class Attempt:
@@ -150,7 +152,9 @@ class Attempt:
             await met.link.close()
         if plan.is_first and not is_gone:
             network = state.network if state else ""
-            await self._manifest.end(plan, mine.status, alone=mine.alone, network=network, pace=ended.pace)
+            # The nodes tell each other of ranks that end well, and steps count of those that are ended too.
+            alone = mine.alone if mine.status in (DONE, SAVED) else ended.trained_alone
+            await self._manifest.end(plan, mine.status, alone=alone, network=network, pace=ended.pace)
         return FinishedAttempt(
             plan=plan,
             run_dir=given.run_dir,
@@ -472,6 +476,7 @@ class Attempt:
             state=supervisor.state,
             telling=telling,
             pace=heartbeat.Heartbeats(self._beats).pace() if plan.is_first else None,
+            trained_alone=supervisor.trained_alone,
         )
 
     async def _tell_start(self, ready: _Prepared) -> None:

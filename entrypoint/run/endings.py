@@ -9,17 +9,12 @@ from dataclasses import dataclass
 
 from entrypoint.core.errors import DONE, SAVED, STUCK, of_signal
 from entrypoint.core.plain import counted
-from entrypoint.job.outcome import Outcome
+from entrypoint.job.outcome import ALONE, Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import blame
 from entrypoint.meet.reports import Failure
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.ranks.ranks import RankEnded
-
-ALONE = (
-    "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
-    "(docs/own-script.md, Each rank for itself)"
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,13 +231,23 @@ class Supervisor:
                 return
             nap *= 2
 
+    @property
+    def trained_alone(self) -> bool:
+        """Whether all ranks here, of a job that has more than one, have made steps, and each of them for
+        itself, however they ended."""
+        has_several = self._link is not None or len(self._ranks.ranks) > 1
+        return has_several and all(map(self._trained_alone, self._ranks.ranks))
+
+    def _trained_alone(self, rank: int) -> bool:
+        beats = self._stacks.heartbeats
+        apart = self._plan.nnodes > 1 and beats.trained_apart(self._ranks.pids.values())
+        return apart or beats.trained_alone(rank)
+
     def _observed(self, event: object) -> Event:
         """The event with what is to be seen now; a timer asks for a look by the kind of its event."""
         if isinstance(event, RankEnded):
-            beats = self._stacks.heartbeats
-            apart = self._plan.nnodes > 1 and beats.trained_apart(self._ranks.pids.values())
-            alone = apart or beats.trained_alone(event.rank)
-            return Exited(ended=event, step=beats.step(event.rank), alone=alone)
+            step = self._stacks.heartbeats.step(event.rank)
+            return Exited(ended=event, step=step, alone=self._trained_alone(event.rank))
         if event is Settled:
             return Settled({one.rank: self._said(one.rank) for one in self.state.failures})
         if event is RanksSeen:

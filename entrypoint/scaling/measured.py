@@ -18,6 +18,7 @@ from typing import Any
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED, BadInput
 from entrypoint.core.plain import counted, plain
+from entrypoint.job.outcome import ALONE
 from entrypoint.plan.mistakes import program
 from entrypoint.record import reading, tokens, traces
 from entrypoint.report.facts import number, text, texts, within
@@ -94,6 +95,8 @@ def read(path: Path, env: Mapping[str, str]) -> Measured:
     ranks = int(number(last, "world_size") or nodes * (number(last, "nproc_per_node") or 1))
     if not 0 < nodes <= ranks < LARGEST:
         raise NotMeasured("its manifest does not say on how many nodes it ran")
+    if reading.trained_alone(last):
+        raise NotMeasured(ALONE.format(ranks))
     config = manifest["config"] or {}
     result = reading.of_last_attempt(manifest, _json(path, "result.json"))
     rate, unit, timed = _rate(path, manifest, config)

@@ -432,6 +432,22 @@ def test_a_job_in_which_no_rank_joined_a_process_group_says_so_and_ends_well(tmp
     assert (attempt["attempt"], attempt["process_group"]) == (0, None)
 
 
+def test_that_no_rank_joined_a_process_group_is_recorded_of_a_job_that_is_ended_early_too(
+    tmp_path: Path,
+) -> None:
+    endless = ALONE.replace("range(8)", "iter(int, 1)") + "\n"
+    endless = endless.replace(
+        "    optimizer.step()", "    optimizer.step()\n    open(os.environ['RANK'], 'w')"
+    )
+    job = start(tmp_path, "--", write(tmp_path, "script.py", endless))
+    job.until(lambda: all((tmp_path / rank).exists() for rank in "01"), "both ranks train")
+    job.signal(signal.SIGTERM)
+    ended = job.end()
+    assert ended.status == 143, ended.err
+    (attempt,) = json.loads((ended.run / "manifest.json").read_text())["attempts"]
+    assert (attempt["status"], attempt["process_group"]) == (143, None)
+
+
 LAUNCHES = """
 import subprocess, sys
 start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]

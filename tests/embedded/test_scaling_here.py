@@ -64,6 +64,31 @@ def test_a_size_that_fails_is_said_and_left_out(tmp_path: Path) -> None:
     assert "CPU hours per epoch" in ended.out
 
 
+ALONE = """
+import time
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(9):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+def test_ranks_that_each_train_for_themselves_are_not_measured(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    words = ["--nodes", "1,2", "--repeats", "1", "--dir", str(tmp_path / "s"), "--", str(script)]
+    ended = begin(tmp_path / "a", *words).end()
+    assert (ended.status, ended.out) == (1, ""), ended.err
+    assert (
+        "left out: 2 nodes: no rank joined a process group: each of the 2 ranks trained for itself"
+        in ended.err
+    )
+    assert "scaling: all runs that can be measured are on 1 node" in ended.err
+
+
 def test_a_run_that_is_refused_ends_it_with_its_own_words(tmp_path: Path) -> None:
     ended = begin(tmp_path / "a", "--dir", str(tmp_path / "s"), "--", "no_such.py").end()
     assert ended.status == 64

@@ -186,10 +186,22 @@ def test_of_a_single_participant_its_own_ranks_count(alone: set[int], said: bool
     assert scene.log[-1] == (0, "ends", Outcome(status=0, rank=0, node="127.0.0.2", time=1000.5, alone=said))
 
 
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(("alone", "known"), [({0, 1}, True), ({0}, False), (set(), False)])
+def test_that_ranks_trained_alone_is_known_of_those_that_a_signal_ends_too(
+    alone: set[int], known: bool, *, single: bool
+) -> None:
+    scene = Scene(alone=single)
+    scene.heartbeats.alone = alone
+    scene.after(BOTH, signal.SIGTERM)
+    assert scene.supervisor.trained_alone == known
+
+
 def test_one_rank_cannot_join_others() -> None:
     scene = Scene(alone=True, ranks=[0])
     scene.heartbeats.alone = {0}
     scene.play(started(0), ended(0))
+    assert not scene.supervisor.trained_alone
     assert scene.log[-1] == (0, "ends", Outcome(status=0, rank=0, node="127.0.0.2", time=1000.5))
 
 

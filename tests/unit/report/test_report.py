@@ -181,6 +181,13 @@ CASES = {
             "<th>seed</th><td>1</td>",
         ],
     ),
+    "each rank for itself": (
+        GOOD | {"manifest.json": manifest(attempt(0, 0, process_group=None))},
+        "Done: test accuracy 97.50 % after 40 steps in 8 min 10 s on 2 nodes. But no rank joined a process group: "
+        "each of the 2 ranks trained for itself, on what it took for all data (docs/own-script.md, Each rank for "
+        "itself).",
+        ['<p class="end wait">'],
+    ),
     "two restarts": (
         RESTARTED,
         "It failed, status 1: rank 1 on b: ValueError: no &lt;script&gt;",

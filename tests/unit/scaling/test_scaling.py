@@ -189,6 +189,7 @@ def test_a_run_that_tells_no_rate_is_left_out_with_the_reason(
         write(tmp_path, "old", {"attempts": [attempt(4)]}),
         write(tmp_path, "short", {"attempts": [attempt(4, steps={"timed": 3, "seconds": 1.0})]}),
         write(tmp_path, "never", {"attempts": []}),
+        other(tmp_path, "alone", 4, 5.0, process_group=None),
         write(tmp_path, "zero", {"attempts": [attempt(4, steps={"timed": 30, "seconds": 0})]}),
         write(tmp_path, "grew", {"attempts": [attempt(4), attempt(2, attempt=1)]}),
         write(tmp_path, "odd", {"config": {"batch_size": 8}, "attempts": [attempt(4)]}, metrics__jsonl="x\n"),
@@ -200,6 +201,8 @@ def test_a_run_that_tells_no_rate_is_left_out_with_the_reason(
         "old: its ranks have told no optimizer steps (an older apptrain, or no optimizer of torch)",
         "short: it has 3 timed steps, and 5 are needed",
         "never: no attempt has started its ranks",
+        "alone: no rank joined a process group: each of the 4 ranks trained for itself, on what it took for all "
+        "data (docs/own-script.md, Each rank for itself)",
         "zero: its ranks have told no optimizer steps (an older apptrain, or no optimizer of torch)",
         "grew: its attempts ran on 2 and 4 nodes",
         "odd: it has 0 timed steps, and 5 are needed",
