@@ -132,7 +132,7 @@ def _read(given: argparse.Namespace, env: Mapping[str, str]) -> int:
         if not sweep.is_one(path):
             paths.append(path)
             continue
-        there, theirs, missing = in_folder(path)
+        there, theirs, missing = in_folder(path, env)
         kind, paths, waiting = kind or theirs, [*paths, *there], [*waiting, *missing]
     runs, left_out = read_all(paths, env)
     scaling = result.of(runs, kind, [*left_out, *waiting])
@@ -142,7 +142,7 @@ def _read(given: argparse.Namespace, env: Mapping[str, str]) -> int:
 
 def report(path: Path, out: str, env: Mapping[str, str]) -> int:
     """Writes the page about a sweep's directory, and prints its name. Raises BadInput."""
-    there, kind, waiting = in_folder(path)
+    there, kind, waiting = in_folder(path, env)
     runs, left_out = read_all(there, env)
     scaling = result.of(runs, kind, [*left_out, *waiting])
     target = Path(out) if out else path / "report.html"
@@ -151,9 +151,9 @@ def report(path: Path, out: str, env: Mapping[str, str]) -> int:
     return 0
 
 
-def in_folder(path: Path) -> tuple[list[Path], str, list[str]]:
-    """(the runs of a sweep's directory, strong or weak, a line for each job that has left nothing yet).
-    Raises BadInput."""
+def in_folder(path: Path, env: Mapping[str, str]) -> tuple[list[Path], str, list[str]]:
+    """(the runs of a sweep's directory, strong or weak, a line for each job that has left nothing yet and
+    each run that does not count). Raises BadInput."""
     folder = SweepFolder(path)
     kind = folder.plan().get("kind")
     done, jobs = folder.noted("done"), folder.noted("jobs")
@@ -164,7 +164,16 @@ def in_folder(path: Path) -> tuple[list[Path], str, list[str]]:
         if not files.is_regular(run / reading.NAME)
     ]
     there = [run for run in found.values() if files.is_regular(run / reading.NAME)]
+    waiting += [_why_left_out(run, env) for run in folder.not_noted()]
     return there, kind if kind in ("strong", "weak") else "", waiting
+
+
+def _why_left_out(run: Path, env: Mapping[str, str]) -> str:
+    """A line about a run that the sweep has not taken."""
+    if not files.is_regular(run / reading.NAME):
+        return f"{plain(str(run))}: no attempt has started its ranks ({plain(run.name)}.log beside it)"
+    _, why = read_all([run], env)
+    return why[0] if why else f"{plain(str(run))}: it was broken off"
 
 
 def _measure(

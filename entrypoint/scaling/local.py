@@ -112,7 +112,8 @@ class LocalRuns:
         try:
             found = measured.read(run, self._env)
         except NotMeasured as error:
-            raise NotMeasured(f"{error}: {_last_line(log)} ({plain(str(log))})") from None
+            last = f": {_last_line(log)}" if status else ""
+            raise NotMeasured(f"{error}{last} ({plain(str(log))})") from None
         self._say(
             f"   {shown(found.rate)} {found.unit} over {counted(found.timed, 'step')}"
             + (f", ended after {duration(self._seconds)}" if late else "")

@@ -94,7 +94,7 @@ def of(runs: Sequence[Measured], asked: str, left_out: Sequence[str]) -> Scaling
     if not runs:
         raise BadInput(
             "scaling-nothing",
-            f"scaling: no run can be measured: {'; '.join(left_out[:4]) or 'none was given'}",
+            f"scaling: no run can be measured: {'; '.join(left_out[:4]) or 'there is none'}",
         )
     strong = measured.is_strong(runs, asked)
     groups = measured.together(runs, strong=strong)

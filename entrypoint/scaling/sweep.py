@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ MOST_SIZES, MOST_REPEATS, MOST_NODES = 20, 50, 100_000
 REFERENCE = ("-m", "train")
 PLACE = re.compile(r"\{(?:(\d{1,12})([*/]))?nodes\}")
 """{nodes}, {64*nodes} or {256/nodes} in a word of CMD."""
+RUN = re.compile(r"n(\d{1,6})-r(\d{1,6})(?:\.(\d{1,6}))?")
+"""The name of a run directory."""
+MOST_NAMES = 10_000
+"""In the folder of the run directories that are looked at: each has a log beside it."""
 
 
 class NoSuchSize(Exception):
@@ -140,6 +144,19 @@ class SweepFolder:
                 found[int(place[1]), int(place[2])] = self.path / "runs" / name
         return found
 
+    def not_noted(self) -> list[Path]:
+        """The newest run directory of each size and repeat that is noted nowhere: it tells no rate, was
+        broken off, or goes on."""
+        noted = {*self.noted("done"), *self.noted("jobs")}
+        found: dict[tuple[int, int], tuple[int, Path]] = {}
+        for path in islice((self.path / "runs").glob("n*-r*"), MOST_NAMES):
+            name = RUN.fullmatch(path.name)
+            if name and path.is_dir():
+                place, at = (int(name[1]), int(name[2])), int(name[3] or 0)
+                if place not in noted and at >= found.get(place, (0, path))[0]:
+                    found[place] = at, path
+        return [found[place][1] for place in sorted(found)]
+
 
 def _run_of(path: Path) -> str | None:
     try:
@@ -147,7 +164,7 @@ def _run_of(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     name = found.get("run") if isinstance(found, dict) else None
-    return name if isinstance(name, str) and re.fullmatch(r"n\d+-r\d+(\.\d+)?", name) else None
+    return name if isinstance(name, str) and RUN.fullmatch(name) else None
 
 
 def is_one(path: Path) -> bool:

@@ -87,6 +87,9 @@ def test_ranks_that_each_train_for_themselves_are_not_measured(tmp_path: Path) -
         in ended.err
     )
     assert "scaling: all runs that can be measured are on 1 node" in ended.err
+    read = begin(tmp_path / "b", str(tmp_path / "s")).end()
+    assert read.status == 64
+    assert f"; left out: {tmp_path}/s/runs/n2-r1: no rank joined a process group" in read.err
 
 
 def test_a_run_that_is_refused_ends_it_with_its_own_words(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def test_two_repeats_are_told_by_their_range(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_refusal_of_one_size_names_what_was_left_out(tmp_path: Path) -> None:
     good, bad = other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0, status=1)
+    with pytest.raises(BadInput, match=rf"^scaling: no run can be measured: {bad}: it failed with status 1$"):
+        command.main([str(bad)], {})
     begin = "scaling: all runs that can be measured are on 1 node: give runs on at least two numbers of nodes"
     with pytest.raises(BadInput, match=rf"^{begin}$"):
         command.main([str(good)], {})
@@ -695,3 +697,36 @@ def test_the_parts_of_a_step_are_not_known_if_a_rank_does_not_tell_its_first(
     (runs[1] / "result.json").write_text(json.dumps(told))
     found, _ = scaling(capsys, runs)
     assert [one["shares"] is None for one in found["points"]] == [False, True]
+
+
+def test_of_a_directory_the_runs_that_it_has_not_taken_are_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Sweep(kind="weak", nodes=(1, 2, 4), repeats=1, command=("my.py",), options=(), cluster="")
+    folder = open_folder(tmp_path / "s", asked)
+    with pytest.raises(BadInput, match=r"^scaling: no run can be measured: there is none$"):
+        command.main([str(folder.path)], {})
+    runs = folder.path / "runs"
+    other(runs, "n1-r1", 1, 4.0, status=130)
+    other(runs, "n2-r1", 2, 5.0, process_group=None)
+    (runs / "n2-r1.log").touch()
+    (runs / "n4-r1").mkdir()
+    left_out = [
+        f"{runs}/n1-r1: it was broken off",
+        f"{runs}/n2-r1: no rank joined a process group: each of the 2 ranks trained for itself, on what it took "
+        "for all data (docs/own-script.md, Each rank for itself)",
+        f"{runs}/n4-r1: no attempt has started its ranks (n4-r1.log beside it)",
+    ]
+    for read in (command.main, lambda paths, env: command.report(Path(paths[0]), "", env)):
+        with pytest.raises(BadInput) as refused:
+            read([str(folder.path)], {})
+        assert str(refused.value) == f"scaling: no run can be measured: {'; '.join(left_out)}"
+    other(runs, "n1-r1.1", 1, 4.0)
+    other(runs, "n2-r1.1", 2, 5.0)
+    for nodes in (1, 2):
+        folder.note("done", nodes, 1, {"run": f"n{nodes}-r1.1"})
+    other(runs, "n4-r1.9", 4, 5.0, status=1)
+    other(runs, "n4-r1.10", 4, 5.0, status=None)
+    found, _ = scaling(capsys, [folder.path])
+    assert found["left_out"] == [f"{runs}/n4-r1.10: it has not ended"]
+    assert [one["nodes"] for one in found["points"]] == [1, 2]

@@ -555,20 +555,23 @@ def test_a_size_that_fails_is_not_tried_again_and_the_others_are_measured(
 
 
 @pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(("status", "last"), [(0, ""), (143, ": too short")])
 def test_a_run_that_tells_no_rate_is_left_out_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whose last line tells why if the run has not ended well."""
+
     def start(_: object, nodes: int, run: Path, log: Path, __: Sequence[str]) -> tuple[int, bool]:
         log.write_text("apptrain: too short\n")
-        made = {"attempt": 0, "nodes": ["n"] * nodes, "status": 0, "steps": {"timed": 3, "seconds": 1.0}}
+        made = {"attempt": 0, "nodes": ["n"] * nodes, "status": status, "steps": {"timed": 3, "seconds": 1.0}}
         (run / "manifest.json").write_text(json.dumps({"command": ["x"], "attempts": [made]}))
-        return 0, False
+        return status, False
 
     monkeypatch.setattr(local.LocalRuns, "_start", start)
     said: list[str] = []
     runs = tmp_path / "s" / "runs"
     assert here(tmp_path, said).run() == [
-        local.FailedSize(at, f"it has 3 timed steps, and 5 are needed: too short ({runs}/n{at}-r1.log)")
+        local.FailedSize(at, f"it has 3 timed steps, and 5 are needed{last} ({runs}/n{at}-r1.log)")
         for at in (1, 2)
     ]
     assert len(said) == 4
