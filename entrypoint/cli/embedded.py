@@ -213,6 +213,7 @@ def _check_devices(job: LocalJob, env: Mapping[str, str]) -> None:
 def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
     before, command = commands.split_command(job.launch)
+    sources.check_spelling(env)  # a node gets none that is misspelled
     node = node_env(job, 0, 0, 0, env, progress=False)
     plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
     launch.check(plan)

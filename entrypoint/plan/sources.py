@@ -242,7 +242,7 @@ def resolve(
 
     Raises BadInput naming the flag or variable, the value, and what it must be.
     """
-    _check_spelling(env)
+    check_spelling(env)
     settings = {}
     for option in options.OPTIONS:
         if (text := given.get(option.name)) is not None:
@@ -261,7 +261,7 @@ def resolve(
     return Settings(settings, command)
 
 
-def _check_spelling(env: Mapping[str, str]) -> None:
+def check_spelling(env: Mapping[str, str]) -> None:
     """Raises BadInput for a variable a letter apart from one of ours: it would count for nothing. Others
     with our prefix may be somebody's own."""
     known = [*(option.variable.removeprefix(PREFIX) for option in options.OPTIONS), *OF_JOB_SCRIPTS.split()]

@@ -316,6 +316,12 @@ def test_what_is_wrong_is_told_before_anything_is_made(bare: Path, argv: str, sa
     assert sorted(bare.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("bare")
+def test_a_variable_that_no_node_would_get_since_it_is_misspelled_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^APPTRAIN_NPROC_PER_NOD is no variable of apptrain: did you mean "):
+        asked("--", "my.py", APPTRAIN_NPROC_PER_NOD="2")
+
+
 @pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
 def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}", variable: "/own.sif"}

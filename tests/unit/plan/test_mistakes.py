@@ -199,6 +199,7 @@ TRIED = [
     Mistake(given="apptrain run --node-rank 1 -- my_script.py", found="--node-rank 1: apptrain run starts all nodes, on this machine: leave it out; on machines of your own: apptrain launch --nodes LIST --node-rank I"),
     Mistake(given="apptrain run --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: give --nodes 3, or leave --nnodes out"),
     Mistake(given="apptrain run --hang-timeout soon -- my_script.py", found="--hang-timeout=soon: must be seconds, a number"),
+    Mistake(given="APPTRAIN_NPROC_PER_NOD=2 apptrain run -- my_script.py", found="APPTRAIN_NPROC_PER_NOD is no variable of apptrain: did you mean APPTRAIN_NPROC_PER_NODE? Correct the name, or unset it"),
     Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
     Mistake(given="apptrain run -- 'my book.ipynb' --lr 1", found="CMD my book.ipynb is a notebook: jupyter nbconvert --to script 'my book.ipynb', and give the script that this makes: -- 'my book.py'"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
