@@ -59,6 +59,10 @@ def test_a_python_that_cannot_be_used_is_refused(checkout: Checkout, changes: st
     assert refused(checkout) == f"apptrain: TMP/bin/python3 is {found}; {NEED}: {ADVICE}"
 
 
+def test_the_first_page_names_the_pythons_that_fit() -> None:
+    assert NEED.partition(" with ")[0] in (CHECKOUT / "README.md").read_text()
+
+
 def test_each_python_that_was_looked_at_is_named(checkout: Checkout) -> None:
     checkout.add_python("python3", OLD)
     checkout.add_python("python3.12", BARE)
