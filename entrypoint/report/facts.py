@@ -57,6 +57,8 @@ class AttemptFacts:
     """As the manifest has it; empty if its ranks never started."""
     tasks: list[tuple[str, Outcome]] = field(default_factory=list)
     """Each task's node and outcome."""
+    last_sign: float | None = None
+    """When its files were last written, in Unix seconds; of the last attempt if no end of it is known."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -249,6 +251,8 @@ class _Reader:
         self._read_log()
         found.stacks = [f"stacks/{name}" for name in self._in_folders("stacks")][:200]
         self._read_tail()
+        if found.attempts and found.attempts[-1].ended is None:
+            found.attempts[-1].last_sign = self._last_written(found.attempts[-1].number)
         return found
 
     def _miss(self, name: str, error: Exception) -> None:
@@ -360,6 +364,15 @@ class _Reader:
         for folder in listed(self._path / name):
             if not (self._path / name / folder).is_symlink():
                 yield from (f"{folder}/{one}" for one in listed(self._path / name / folder))
+
+    def _last_written(self, attempt: int) -> float | None:
+        logs = f"logs/{attempt}"
+        names = ["job.log", traces.NAME, *(f"{logs}/{name}" for name in listed(self._path / logs))]
+        times = []
+        for name in names:
+            with contextlib.suppress(OSError, ValueError):
+                times.append(within(self._path, name).lstat().st_mtime)
+        return max(times, default=None)
 
     def _read_tail(self) -> None:
         """Of the last attempt that failed."""

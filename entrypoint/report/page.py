@@ -267,8 +267,10 @@ def _time_line(found: RunFacts) -> str:
     drawn = []
     if attempts:
         begin = min((one.began or 0.0) - one.queued for one in attempts)
-        end = max([*(when for when, _ in events), begin])
+        last_sign = attempts[-1].last_sign or begin
+        end = max([*(when for when, _ in events), begin, last_sign])
         rows = [(_row_name(one), _parts(found, one, end)) for one in attempts]
+        bound = "at least " if attempts[-1].ended is None else ""
         queued = sum(one.queued for one in attempts)
         of_queue = f", {duration(queued)} of it in the queue" if queued else ""
         drawn.append(
@@ -278,7 +280,7 @@ def _time_line(found: RunFacts) -> str:
                 begin=begin,
                 end=end,
                 marks=[when for _, when in found.saves][:500],
-                said=f"{counted(len(found.attempts), 'attempt')} in {duration(end - begin)}{of_queue}",
+                said=f"{counted(len(found.attempts), 'attempt')} in {bound}{duration(end - begin)}{of_queue}",
             )
         )
         first = [part for part in _parts(found, attempts[-1], end) if part.name not in (QUEUE, TRAINING)]

@@ -287,6 +287,25 @@ def test_the_time_line_begins_with_the_queue_where_that_is_known(
     assert html.count("is not recorded") == (queued is None)
 
 
+@pytest.mark.parametrize("name", ["job.log", "metrics.jsonl", "logs/0/a.rank0.out"])
+def test_a_run_of_which_no_end_is_known_goes_on_as_long_as_its_files_are_written(
+    tmp_path: Path, name: str
+) -> None:
+    files: dict[str, object] = {"manifest.json": manifest(attempt(0, None)), name: "x\n", "logs/1/a": ""}
+    run = write(tmp_path / "run", files)
+    began = facts.moment(BEGAN)
+    assert began
+    os.utime(run / name, (began + 90.5, began + 90.5))
+    html = page.html(facts.read(run, {}))
+    assert "1 attempt in at least 1 min 40 s" in html
+    assert "training 1 min 30 s" in html
+    (run / name).unlink()
+    (run / name).symlink_to(__file__)
+    assert "1 attempt in at least 10.5 s" in page.html(facts.read(run, {}))
+    write(run, {"manifest.json": manifest(attempt(0, 0))})
+    assert "1 attempt in 8 min 10 s" in page.html(facts.read(run, {}))
+
+
 def test_a_page_shows_the_tokens_a_second_that_a_script_tells(tmp_path: Path) -> None:
     rows = "".join(f'{{"step": {at}, "loss": 1.0, "tokens_per_s": {at * 1000}}}\n' for at in (1, 2, 9))
     rows += '{"step": 10, "tokens_per_s": NaN}\n'
