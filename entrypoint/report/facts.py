@@ -105,6 +105,13 @@ class AttemptFacts:
         times = [one.time for _, one in self.tasks if math.isfinite(one.time) and one.time > 0]
         return moment(self.known.get("ended")) or max(times, default=None)
 
+    @property
+    def seconds(self) -> float | None:
+        """That it has taken, without the queue; None if begin or end is not known."""
+        if self.began is None or self.ended is None or self.ended < self.began:
+            return None
+        return self.ended - self.began
+
 
 @dataclass
 class RunFacts:

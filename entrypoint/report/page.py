@@ -194,14 +194,15 @@ def _achieved(found: RunFacts) -> str:
         words.append(f"{text(result, 'split') or 'the'} accuracy {percent_of(accuracy)}")
     if steps is not None:
         words.append(f"after {counted(int(steps), 'step')}")
-    times = [one.began or one.recorded for one in found.attempts]
-    first, last = next((one for one in times if one), None), found.attempts[-1].ended
-    if first and last and last >= first:
-        words.append(f"in {duration(last - first)}")
+    times = [one.seconds for one in found.attempts]
+    known = [seconds for seconds in times if seconds is not None]
+    if known:
+        bound = "at least " if len(known) < len(times) else ""
+        words.append(f"in {bound}{duration(sum(known))}")
     if nodes := found.node_names:
         words.append(f"on {counted(len(nodes), 'node')}")
     if len(found.attempts) > 1:
-        words.append(f"with {counted(len(found.attempts) - 1, 'restart')}")
+        words.append(f"in {counted(len(found.attempts), 'attempt')}")
     return f": {' '.join(words)}" if words else ""
 
 

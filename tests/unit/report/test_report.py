@@ -19,6 +19,7 @@ from entrypoint.record.traces import Series
 from entrypoint.report import bundle, charts, command, facts, page
 
 BEGAN = "2026-01-01T00:01:00+00:00"
+NEXT_DAY = "2026-01-02T00:01:00+00:00"
 SECRET = "hf_" + "abcdefghijklmnopqr" + "0123456789"
 EVIL = "<script>alert(1)</script>"
 KEY = "0123456789abcdef" * 4
@@ -610,7 +611,17 @@ def outcome(status: int, **more: object) -> str:
         (
             {"manifest.json": manifest(attempt(0, 1), attempt(1, 0)), "result.json": {"steps": 1}},
             "good",
-            "Done: after 1 step in 18 min 10 s on 2 nodes with 1 restart.",
+            "Done: after 1 step in 16 min 20 s on 2 nodes in 2 attempts.",
+        ),
+        (
+            {"manifest.json": manifest(attempt(0, None), attempt(1, 0))},
+            "good",
+            "Done: in at least 8 min 10 s on 2 nodes in 2 attempts.",
+        ),
+        (  # a day later, by hand
+            {"manifest.json": manifest(attempt(0, 0), attempt(1, 0, began=NEXT_DAY, ended=NEXT_DAY))},
+            "good",
+            "Done: in 8 min 20 s on 2 nodes in 2 attempts.",
         ),
         (
             {"manifest.json": manifest(attempt(0, 75))},
