@@ -21,7 +21,8 @@ NEVER=(
     'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'
     # The image's own, or set here.
     PATH PREPEND_PATH APPEND_PATH LANG 'LC_*' HOME PWD
-    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_OUTCOME APPTRAIN_NOT_PASSED TMPDIR
+    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_OUTCOME APPTRAIN_NOT_PASSED APPTRAIN_PASSED
+    TMPDIR
 )
 # Paths, which pass if the image shows what is there.
 FILES=()
@@ -169,6 +170,7 @@ pass_environment() {
     give_known APPTRAIN_OUTCOME "$outcome"
     give_known LD_LIBRARY_PATH "$compat" # Apptainer adds what --nv brings behind it
     give APPTRAIN_NOT_PASSED "${left_out[*]+${left_out[*]:0:1000}}" # names alone
+    give APPTRAIN_PASSED "${names[*]+${names[*]:0:1000}}"
     give TMPDIR "$tmp"
     give PYTHONNOUSERSITE 1
     for i in "${CACHES[@]}"; do

@@ -252,6 +252,7 @@ def node_env(
         "APPTRAIN_RUN_DIR": str(job.run_dir),
         "APPTRAIN_ATTEMPT": str(attempt),
         passed.NOT_PASSED: " ".join(passed.left_out(env)),
+        **{name: env[name] for name in ("APPTRAIN_PASS", passed.PASSED) if name in env},
     }
     if path := checkout.python_path(kept.get("PYTHONPATH", "")):
         given["PYTHONPATH"] = path

@@ -2,7 +2,8 @@
 
 `passed.txt` is the table, which host/environment.sh reads too. `reaches` is the rule for the nodes of
 `apptrain run`. Whoever leaves variables out (that, or containers/run.sh) hands their names to `launch` in
-NOT_PASSED; `said` is the line about them. No value is ever looked at.
+NOT_PASSED; `said` is the line about them. `wished` names those that a run needs to be the same again. No
+value is ever looked at.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from entrypoint.core import files
 
 NOT_PASSED = "APPTRAIN_NOT_PASSED"
 """Names with blanks between them; no rank sees it."""
+PASSED = "APPTRAIN_PASSED"
+"""The same of those that pass into an image: beside them stand the image's own."""
 FILE = "not-passed.txt"
 """All these names, in the run directory."""
 TABLE = Path(__file__).with_name("passed.txt")
@@ -24,6 +27,14 @@ OF_SHELL = (
     *("APPTRAIN_IMAGE_ID", "APPTRAIN_IMAGE_PARTITION", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
 )
 """What the nodes of `apptrain run` get beside the table."""
+OF_PLACES = (
+    *("USER", "LOGNAME", "TZ", "TERM", "COLUMNS", "LINES", "NVIDIA_VISIBLE_DEVICES"),
+    *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
+    # containers/run.sh sets them, too.
+    *("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
+)
+"""What says in the table where a run is, and nothing of it."""
 OF_NODES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """What they do not get of the table: nodes of one machine talk over its loopback interface."""
 UNASKED = """
@@ -69,6 +80,16 @@ def reaches(names: Iterable[str], env: Mapping[str, str]) -> set[str]:
         if (matches(name, asked) or (matches(name, passed) and name not in OF_NODES))
         and not matches(name, table("never"))
     }
+
+
+def wished(env: Mapping[str, str]) -> list[str]:
+    """The names in this environment, of a node, that somebody has set for the ranks: those that APPTRAIN_PASS
+    names, and those of the table that do not only say where the run is."""
+    asked = env.get("APPTRAIN_PASS", "").split()
+    candidates = set(env[PASSED].split() if PASSED in env else env)
+    of_table = {name for name in candidates if matches(name, table("pass")) and not matches(name, OF_PLACES)}
+    named = {name for name in candidates if matches(name, asked)}
+    return sorted((of_table | named) & env.keys())
 
 
 def left_out(env: Mapping[str, str]) -> list[str]:

@@ -37,7 +37,7 @@ OF_JOB_SCRIPTS = """
 """What people may set besides the options' variables, without the prefix."""
 OF_PROCESSES = """
     AT_HAND BIND_* CHAIN_FILE EMBEDDED_* HAND HEARTBEAT IMAGE_ID IMAGE_PARTITION JOB_ID NODE NOT_PASSED
-    OUTCOME PLACE PROGRESS PYTHON STACK TASK TEMPLATE WORK
+    OUTCOME PASSED PLACE PROGRESS PYTHON STACK TASK TEMPLATE WORK
 """
 """What one of our processes tells another."""
 

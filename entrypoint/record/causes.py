@@ -20,6 +20,8 @@ OF_PLACES = (
     *("NCCL_IB_*", "UCX_NET_DEVICES", "FI_PROVIDER", "TZ"),
 )
 """Variables of the environment that say where a run is, or that another row tells."""
+NOT_KEPT = "set, value not kept"
+"""Of a variable of which the manifest has only the name."""
 ROWS_OF_THEIR_OWN = ("seed", "batch_size", "threads", "device")
 
 
@@ -94,6 +96,15 @@ def switches(manifest: Manifest) -> Mapping[str, str]:
     }
 
 
+def unrecorded(manifest: Manifest) -> list[str]:
+    """The variables that somebody has set for its ranks, and whose values are not kept."""
+    return list(_at(manifest, "environment", "passed") or [])
+
+
+def _environment(manifest: Manifest) -> Mapping[str, str]:
+    return {**switches(manifest), **dict.fromkeys(unrecorded(manifest), NOT_KEPT)}
+
+
 def _parent(manifest: Manifest) -> object:
     """The checkpoint from another run that the first attempt began from: to go on from one's own is no
     difference."""
@@ -139,7 +150,7 @@ ROWS = (
     Row("driver", lambda m: _kinds(m, "driver"), "on GPUs bit equality is not claimed", on="cuda"),
     Row("transport", lambda m: _attempts(m, "transport"), "on GPUs bit equality is not claimed", on="cuda"),
     Row("checkpoint", _parent, "another beginning is another training"),
-    Row("environment", switches),
+    Row("environment", _environment),
     Row("scheduler", lambda m: _attempts(m, "scheduler")),
     Row("nodes", lambda m: [node.get("name") for node in m["nodes"]]),
     Row("began", lambda m: _attempts(m, "began")),
@@ -157,7 +168,7 @@ def sort(one: Manifest, other: Manifest) -> tuple[list[str], list[Difference]]:
             rule = row.rule if None not in pair and row.on in ("any", device) else ""
             by_key = row.name in ("config", "environment")
             differ += _keys(row, pair, rule) if by_key else [Difference(row.name, pair, rule)]
-        elif pair[0] not in (None, {}, []):
+        elif pair[0] not in (None, {}, []) and not (row.name == "environment" and unrecorded(one)):
             equal.append(row.name)
     return equal, differ
 

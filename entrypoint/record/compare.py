@@ -49,6 +49,8 @@ class Pair:
     equal: list[str]
     differ: list[Difference]
     parting: Parting
+    unrecorded: Sequence[str] = ()
+    """Variables that both runs had, and whose values no manifest has."""
 
     @property
     def explained(self) -> list[Difference]:
@@ -83,8 +85,12 @@ class Pair:
             *(f"  {name:{widths[0]}}  {a:{widths[1]}}  {b}".rstrip() for name, a, b in rows),
             self.in_steps(),
             *(f"because of {in_short(one.name)}: {one.rule}" for one in self.explained),
-            *([OPEN] if self.verdict == "unexplained" else []),
+            *([self._open()] if self.verdict == "unexplained" else []),
         ]
+
+    def _open(self) -> str:
+        unknown = plain(", ".join(self.unrecorded))
+        return OPEN + (f"; not recorded are the values of {unknown}" if unknown else "")
 
     def in_steps(self) -> str:
         found = self.parting
@@ -156,7 +162,11 @@ def _check(one: Run, other: Run) -> None:
 
 def _pair(one: Run, other: Run) -> Pair:
     equal, differ = causes.sort(one.manifest, other.manifest)
-    return Pair((one.name, other.name), equal, differ, traces.compare(one.trace, other.trace))
+    unrecorded = [
+        name for name in causes.unrecorded(one.manifest) if name in causes.unrecorded(other.manifest)
+    ]
+    parting = traces.compare(one.trace, other.trace)
+    return Pair((one.name, other.name), equal, differ, parting, unrecorded)
 
 
 def _finite(value: Any) -> Any:

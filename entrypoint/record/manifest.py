@@ -9,7 +9,7 @@ only the names of all others, so that no secret is in it.
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,15 @@ class Manifest:
     """Of one attempt. Where the file system does not take it in time, or what is there is no manifest, that
     is said, the file stays as it is, and the run goes on."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str], say: Callable[[str], None]):
-        """`folder`: the run directory."""
+    def __init__(
+        self, folder: Path, env: Mapping[str, str], say: Callable[[str], None], wished: Collection[str] = ()
+    ):
+        """`folder`: the run directory. `wished`: names of variables that somebody has set for the ranks."""
         self._folder = folder
         self._path = folder / reading.NAME
         self._env = env
         self._say = say
+        self._wished = wished
         self._code: asyncio.Task[Any] | None = None
         """What the code is; it is looked at while the ranks start."""
 
@@ -76,7 +79,7 @@ class Manifest:
             return manifest | {
                 "image": entry["image"],
                 "command": entry["command"],
-                "environment": _environment({**self._env, **plan.env}),
+                "environment": _environment({**self._env, **plan.env}, self._wished),
                 "nodes": [
                     {"name": plan.allocation.nodes[place], "plan": _plan_file(plan, place)}
                     for place in plan.members
@@ -197,13 +200,15 @@ def _noted(manifest: dict[str, Any], found: Mapping[str, object]) -> dict[str, A
     return manifest | {"attempts": [*before, last | found]}
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, Any]:
+def _environment(env: Mapping[str, str], wished: Collection[str]) -> dict[str, Any]:
     values = {
         name: value
         for name, value in sorted(env.items())
         if any(fnmatchcase(name, pattern) for pattern in HARMLESS) and not _is_secret(name, value, env)
     }
-    return {"values": values, "names": sorted(env.keys() - values.keys())}
+    names = sorted(env.keys() - values.keys())
+    passed = [name for name in names if name in wished and not tokens.names_secret(name)]
+    return {"values": values, "names": names, "passed": passed}
 
 
 def _is_secret(name: str, value: str, env: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain, shell_word
+from entrypoint.plan import passed
 from entrypoint.plan.commands import our_package
 from entrypoint.record import causes, reading, shape, source, tokens
 from entrypoint.record.partition import partition
@@ -234,11 +235,18 @@ def _venv(begun: Mapping[str, Any]) -> list[str]:
 
 
 def _environment(manifest: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
-    return [
+    """What is set here and does not reach the ranks is as good as not set."""
+    here = {name: env[name] for name in passed.reaches(env, env)}
+    lines = [
         f"environment: the run had {name}={value}: set it here, with APPTRAIN_PASS={name}"
         for name, value in causes.switches(manifest).items()
-        if env.get(name) != value
+        if here.get(name) != value
     ]
+    for name in manifest["environment"].get("passed", []):
+        if name not in here:
+            how = "" if passed.reaches([name], {}) else f", with APPTRAIN_PASS={name}"
+            lines.append(f"environment: the run had {name}, whose value is not kept: set it here{how}")
+    return lines
 
 
 def _world(manifest: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:

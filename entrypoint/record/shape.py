@@ -156,7 +156,7 @@ MANIFEST = fields(
         "command": list_of(text),
         "config": or_null(object_of(anything)),
         "nodes": list_of(fields({"name": text, "plan": or_null(text)})),
-        "environment": fields({"values": object_of(text), "names": list_of(text)}),
+        "environment": fields({"values": object_of(text), "names": list_of(text), "passed": list_of(text)}),
         "hardware": list_of(
             fields(
                 {

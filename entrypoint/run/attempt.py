@@ -111,7 +111,7 @@ class Attempt:
         self._hold = hold
         self._consoles = consoles
         self._voice = Voice(console=consoles["err"])
-        self._manifest = Manifest(given.run_dir.path, given.env, self._voice.once)
+        self._manifest = Manifest(given.run_dir.path, given.env, self._voice.once, given.wished)
         self._start = start.StartTimes(time.time()) if given.before else start.of_launch(given.env)
         self._earlier_wish: tuple[int, int] | None = None
 

@@ -28,6 +28,7 @@ from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.node_state import HangPolicy
 from entrypoint.run.restart import Restarts
 
+OF_PASSING = (passed.NOT_PASSED, passed.PASSED)
 FIRST_STEP = 60.0
 """Seconds after which a rank without a step is looked at for processes of its own that wait."""
 
@@ -40,9 +41,11 @@ class Given:
     """Before anything was found out, with the nodes that are expected."""
     settings: Settings
     env: Mapping[str, str]
-    """Of this process, without `not_passed`."""
+    """Of this process, without what tells which variables pass."""
     not_passed: tuple[str, ...]
     """Names of variables of the user that no rank gets."""
+    wished: tuple[str, ...]
+    """Names of those that somebody has set for the ranks."""
     restarts: Restarts | None
     """None if no attempt may follow inside the allocation."""
     before: FinishedAttempt | None = None
@@ -53,8 +56,9 @@ class Given:
         return cls(
             plan=plan,
             settings=settings,
-            env={name: value for name, value in env.items() if name != passed.NOT_PASSED},
+            env={name: value for name, value in env.items() if name not in OF_PASSING},
             not_passed=tuple(sorted({*env.get(passed.NOT_PASSED, "").split()})),
+            wished=tuple(passed.wished(env)),
             restarts=Restarts.of(plan, settings) if settings.on_failure.restarts_in_place else None,
         )
 

@@ -54,6 +54,21 @@ def test_a_secret_of_the_command_comes_from_the_environment(tmp_path: Path) -> N
     assert (shown.rpartition(" -- ")[2], printed[0]) == (f"{script} --hub '<secret HF_TOKEN>'", "has 11 11")
 
 
+def test_a_variable_that_was_passed_is_asked_for_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('made', os.environ.get('STEPS'))")
+    named = {"STEPS": "value-5", "ACCELERATE_X": "value-7", "APPTRAIN_PASS": "PYTHONPATH STEPS"}
+    first = run(tmp_path, "--nodes", "1", "--", str(script), env=named)
+    assert first.out == "made value-5\n", first.err
+    assert "value-" not in (first.run / "manifest.json").read_text()
+    begin = "apptrain: not the same: environment: the run had"
+    said = again(first, tmp_path / "without").err.splitlines()
+    assert [line for line in said if "environment" in line] == [
+        f"{begin} ACCELERATE_X, whose value is not kept: set it here",
+        f"{begin} STEPS, whose value is not kept: set it here, with APPTRAIN_PASS=STEPS",
+    ]
+
+
 def git(folder: Path, *words: str) -> str:
     named = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
     return subprocess.check_output(["git", "-C", str(folder), *named, *words], text=True, timeout=30).strip()

@@ -396,6 +396,11 @@ def test_a_task_is_told_its_place_and_gets_what_passes_and_our_options(
     }
 
 
+def test_a_node_knows_by_whose_wish_variables_pass(tmp_path: Path) -> None:
+    env = {"MINE": "1", "APPTRAIN_PASS": "MINE", passed.PASSED: "OMP_X"}
+    assert env.items() <= embedded.node_env(local_job(tmp_path), 0, 0, 0, env, progress=False).items()
+
+
 def test_a_single_node_has_all_cpus_and_each_of_many_has_one_at_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,9 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
     }
     inside = node.inside(**host, **kept_out)
     not_passed = inside.pop("APPTRAIN_NOT_PASSED").split()
+    passed = set(inside.pop("APPTRAIN_PASSED").split())
+    assert passed >= host.keys()
+    assert passed.isdisjoint(kept_out)
     of_image = {name for name in kept_out if name.startswith("APPTRAIN_")}
     assert set(not_passed) >= kept_out.keys() - of_image
     assert set(not_passed).isdisjoint({*host, *of_image})

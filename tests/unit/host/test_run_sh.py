@@ -259,6 +259,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
             "APPTRAIN_BIND",
             "APPTRAIN_IMAGE_ID",
             "APPTRAIN_NOT_PASSED",
+            "APPTRAIN_PASSED",
             "APPTRAIN_RUN_DIR",
             "HF_HOME",
             "HF_TOKEN",

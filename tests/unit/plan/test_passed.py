@@ -135,3 +135,22 @@ def test_nothing_is_said_of_what_a_scheduler_sets_by_itself() -> None:
 def test_what_a_site_or_another_launcher_has_set_is_told_apart() -> None:
     env = {"RANK": "7", "MASTER_PORT": "1", "PET_X": "", "OTHER": "", passed.NOT_PASSED: "MASTER_ADDR RANK"}
     assert passed.preset(env) == ["MASTER_ADDR", "MASTER_PORT", "PET_X", "RANK"]
+
+
+def test_wished_is_what_was_named_and_what_the_table_has_for_others_than_places() -> None:
+    names = [
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "http_proxy",
+        "SSL_CERT_FILE",
+        "USER",
+        "MINE",
+        "MY_1",
+        "PATH",
+        "NCCL_X",
+    ]
+    env = dict.fromkeys(names, "")
+    assert passed.wished(env) == ["HF_HUB_OFFLINE", "NCCL_X"]
+    asked = {**env, "APPTRAIN_PASS": "MY_* HF_HOME"}
+    assert passed.wished(asked) == ["HF_HOME", "HF_HUB_OFFLINE", "MY_1", "NCCL_X"]
+    assert passed.wished({**asked, passed.PASSED: "MY_1 PATH NCCL_X NCCL_GONE"}) == ["MY_1", "NCCL_X"]

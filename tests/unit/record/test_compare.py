@@ -174,6 +174,23 @@ def test_switches_of_the_environment_are_listed_and_places_are_not(compared: Com
     assert found["differ"] == [{"name": "MKL_CBWR", "values": [None, "COMPATIBLE"], "rule": ""}]
 
 
+def test_a_variable_whose_value_is_not_kept_is_named_if_one_run_has_it_or_nothing_else_explains(
+    compared: Compare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = {"values": {}, "names": ["STEPS", "X"], "passed": ["STEPS"]}
+    found = compared([2.0, 1.5], ("environment", environment))
+    assert found["differ"] == [{"name": "STEPS", "values": [None, "set, value not kept"], "rule": ""}]
+    both = [tmp_path / "one", tmp_path / "two"]
+    for at, path in enumerate(both):
+        run(path, [2.0, 1.0 + at], ("environment", environment))
+    compare.main([str(path) for path in both], as_json=False)
+    out = capsys.readouterr().out.splitlines()
+    assert "environment" not in out[1]
+    assert out[-1] == (
+        "unexplained: nothing that differs explains it (docs/compare.md); not recorded are the values of STEPS"
+    )
+
+
 def test_a_run_that_ended_sooner_is_different_without_a_cause(compared: Compare) -> None:
     found = compared([2.0])
     assert (found["verdict"], found["traces"]["lengths"]) == ("one is longer", [2, 1])

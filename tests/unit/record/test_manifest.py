@@ -259,6 +259,16 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
     assert found["command"][-1] == "--wandb=<secret WANDB_API_KEY>"
 
 
+def test_of_what_somebody_has_set_for_the_ranks_the_names_are_kept_and_no_value(tmp_path: Path) -> None:
+    env = {"STEPS": "abc-5-abc", "HF_TOKEN": "x", "OMP_NUM_THREADS": "3", "HOME": "/h"}
+    it = Manifest(tmp_path, env, print, wished=["HF_TOKEN", "OMP_NUM_THREADS", "STEPS"])
+    asyncio.run(record_on(it, PLAN))
+    found = manifest(RunDirectory(tmp_path, 1))["environment"]
+    assert found["passed"] == ["STEPS"]
+    assert {"HF_TOKEN", "HOME", "STEPS"} <= {*found["names"]}
+    assert "abc-5-abc" not in json.dumps(found)
+
+
 def test_the_plan_is_kept_with_the_command_of_the_manifest_and_runs_as_it_was(tmp_path: Path) -> None:
     words = ("my.py", "--password", "xyz-7-xyz", "--lr=0.1", "--token", "-pqr-8-pqr", "pqr-8-pqr")
     env = {"HF_TOKEN": "pqr-8-pqr", "NCCL_AUTH_TOKEN": "stu-9-stu"}

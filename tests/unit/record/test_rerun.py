@@ -73,6 +73,8 @@ def test_the_same_again_is_one_command(home: Path, capsys: pytest.CaptureFixture
         ({"command": ["my.py"], "code": {"program": {"name": "my.py", "sha256": "0"}}}, "code: my.py is not here: go to the folder in which it lies"),
         ({"command": ["other.py"], "code": {"program": {"name": "other.py", "sha256": "0"}}}, "code: other.py is not as it was"),
         ({"environment": {"values": {"MKL_CBWR": "COMPATIBLE", "TZ": "UTC"}, "names": []}}, "environment: the run had MKL_CBWR=COMPATIBLE: set it here, with APPTRAIN_PASS=MKL_CBWR"),
+        ({"environment": {"names": ["STEPS"], "passed": ["STEPS"]}}, "environment: the run had STEPS, whose value is not kept: set it here, with APPTRAIN_PASS=STEPS"),
+        ({"environment": {"names": ["ACCELERATE_X"], "passed": ["ACCELERATE_X"]}}, "environment: the run had ACCELERATE_X, whose value is not kept: set it here"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_a_line(home: Path, keys: dict[str, object], said: str) -> None:
@@ -100,6 +102,17 @@ def test_what_cannot_be_had_is_a_line(home: Path, keys: dict[str, object], said:
 def test_what_is_here_needs_no_line(home: Path, keys: dict[str, object]) -> None:
     Path("other.py").touch()
     assert rerun.plan(run(**keys), home, "", {"MKL_CBWR": "AUTO"}).lacks == []
+
+
+def test_a_variable_is_here_if_it_reaches_the_ranks(home: Path) -> None:
+    values = {"PYTHONHASHSEED": "7"}
+    path = run(environment={"values": values, "names": ["STEPS"], "passed": ["STEPS"]})
+    env = {"STEPS": "5", **values}
+    assert [line.split()[4] for line in rerun.plan(path, home, "", env).lacks] == [
+        "PYTHONHASHSEED=7:",
+        "STEPS,",
+    ]
+    assert rerun.plan(path, home, "", env | {"APPTRAIN_PASS": "STEPS PYTHON*"}).lacks == []
 
 
 def test_a_module_outside_of_an_image_is_looked_for_here(home: Path) -> None:

@@ -125,6 +125,14 @@ def test_variables_that_do_not_pass_are_named_once_and_in_order_and_the_list_its
     assert given().not_passed == ()
 
 
+def test_variables_that_somebody_has_set_for_the_ranks_are_known_by_name() -> None:
+    one = given(ACCELERATE_USE_CPU="true", TERM="xterm", MINE="1", APPTRAIN_PASS="MINE")
+    assert one.wished == ("ACCELERATE_USE_CPU", "MINE")
+    one = given(ACCELERATE_USE_CPU="true", TORCH_OF_IMAGE="1", APPTRAIN_PASSED="ACCELERATE_USE_CPU GONE")
+    assert one.wished == ("ACCELERATE_USE_CPU",)
+    assert "APPTRAIN_PASSED" not in one.env
+
+
 def test_the_ranks_find_our_hooks_behind_the_users_own_modules(tmp_path: Path) -> None:
     one = given(PYTHONPATH="/mine", MINE="1", GROUP_RANK="5")
     found = one.rank_env(one.plan, tmp_path)
