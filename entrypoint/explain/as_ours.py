@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from entrypoint.core.plain import shell_word
 from entrypoint.explain import request, traps
 from entrypoint.explain.launches import Launch
 from entrypoint.explain.request import AskedOption, ScriptRequest
@@ -24,6 +25,8 @@ _STARTS_OURS = re.compile(
 _OUTPUTS = {"output", "error", "o", "e"}
 _AS_WE_ASK = {"requeue": "", "open-mode": "append", "j": "oe", "r": "y"}
 """Options that our job scripts give, with the value that they give: none is handed on with that one."""
+MOST = 100_000
+"""Characters of a line. A longer one is left out: its beginning alone would start another training."""
 _STOP_BEFORE = "120"
 """Seconds before the end at which slurm/multinode.sbatch asks for a signal."""
 _PASSED_ON = {
@@ -140,26 +143,42 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         why = "no line was found that starts a training: torchrun, or python with a script"
         return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
     script = replace(script, request=_meant(script, found))
-    words = _program(training)
-    image = training.image
-    before = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
-    if binds := _binds(training):
-        before.append(f"APPTRAIN_BIND={_word(binds)}")
-    own_words = [_argument(word, is_filled=training.is_filled) for word in words]
-    own = " ".join(own_words)
-    if script.request.scheduler == "pbs":
-        line = _qsub(script.request, before, ["--", *own_words])
-    elif script.request.scheduler == "slurm":
-        line = " ".join([*before, "sbatch", *_sbatch(script), OURS, "--", own])
-    else:
-        line = " ".join([*before, "apptrain run", "--image" if image else "", "--", own]).replace("  ", " ")
-    submit = _submit(script, before, own) if script.request.scheduler else ""
+    arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
+    why = _refused(training, arguments)
+    lines = [] if why else [" ".join(words) for words in _lines(script, training, arguments)]
+    if any(len(line) > MOST for line in lines):
+        lines = []
+        why = f"line {training.line}: more than {MOST:,} characters: give the arguments in a file"
     variables = _variables(script, found)
     return Converted(
-        tuple(filter(None, (line, submit))),
+        tuple(lines),
         tuple(_profile(script, variables)),
-        tuple(_left(script, training, variables)),
+        (*filter(None, [why]), *_left(script, training, variables)),
     )
+
+
+def _refused(training: Launch, arguments: Sequence[str]) -> str:
+    """Why there is no line for these arguments; empty if there is one."""
+    if any(word.startswith('"') and "$(" in word and not word.isprintable() for word in arguments):
+        return f"line {training.line}: a command of several lines in the arguments: write out what it prints"
+    return ""
+
+
+def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The words of each line."""
+    image = training.image
+    images = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
+    binds = _binds(training)
+    before = [*images, *(["APPTRAIN_BIND=" + _word("\n".join(binds))] if binds else [])]
+    own = ["--", *map(_in_one_line, arguments)]
+    if script.request.scheduler == "slurm":
+        yield [*before, "sbatch", *_sbatch(script), OURS, *own]
+    elif script.request.scheduler == "pbs":
+        yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], ["--", *arguments])
+    else:
+        yield [*before, "apptrain run", *(["--image"] if image else []), *own]
+        return
+    yield [*images, *_submit(script, binds), *own]
 
 
 def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
@@ -178,7 +197,15 @@ def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
 def _word(text: str) -> str:
     """For a person to paste; a variable stays one."""
     text = _BACKTICKS.sub(r"$(\1)", text)
-    return f'"{text}"' if "$" in text and not set(text) & set('"`\\') else shlex.quote(text)
+    is_filled = "$" in text and not set(text) & set('"`\\')
+    return _in_one_line(f'"{text}"' if is_filled else shlex.quote(text))
+
+
+def _in_one_line(word: str) -> str:
+    """The same word of a shell, whose quotes begin it: in between, what is not printable has its own."""
+    return "".join(
+        letter if letter.isprintable() else f"{word[0]}{shell_word(letter)}{word[0]}" for letter in word
+    )
 
 
 def _from_home(text: str) -> str:
@@ -230,14 +257,20 @@ def _without_redirections(words: Sequence[Word]) -> Iterator[Word]:
             next(rest, None)  # the target
 
 
-def _binds(one: Launch) -> str:
+def _binds(one: Launch) -> list[str]:
     words = [word.text for word in one.container_words]
     found = []
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in ("--bind", "-B"):
-            found += (value if equals else _from_home("".join(words[at + 1 : at + 2]))).split(",")
-    return "\n".join(found)
+            found += (value if equals else "".join(words[at + 1 : at + 2])).split(",")
+    return [_from_home(bind) for bind in found if bind]
+
+
+def _binds_of_qsub(binds: Sequence[str]) -> Iterator[str]:
+    """A variable for each: `qsub -v` carries no line break, and pbs/host.sh puts them together."""
+    for number, bind in enumerate(binds, 1):
+        yield f"APPTRAIN_BIND{f'_{number}' if number > 1 else ''}={_word(bind)}"
 
 
 def _sbatch(script: Script) -> Iterator[str]:
@@ -247,7 +280,7 @@ def _sbatch(script: Script) -> Iterator[str]:
     if asked.gpus_per_node:
         typed = asked.find("gres", "gpus-per-node")
         kind = _gpu_type(typed.value) if typed else ""
-        yield f"--gpus-per-node={kind}{asked.gpus_per_node}"
+        yield f"--gpus-per-node={_word(f'{kind}{asked.gpus_per_node}')}"
     elif asked.gpus_per_node == 0:
         yield "--gpus-per-node=0"
     if cpus := _cpus(asked):
@@ -305,16 +338,16 @@ def _resources(asked: ScriptRequest) -> list[str]:
     return ["-l " + _word(f"{one.name}={one.value}" if one.value else one.name) for one in whole]
 
 
-def _qsub(asked: ScriptRequest, before: list[str], arguments: Sequence[str]) -> str:
+def _qsub(asked: ScriptRequest, before: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
     words = ["qsub"]
     for option in _last(asked):
         words += _words_of_qsub(option)
     words += _resources(asked)
     if not asked.find("place") and (asked.nodes or 1) > 1:
         words.append("-l place=scatter")
-    exports = " ".join([*before, f"APPTRAIN_ARGS={_assigned(arguments)}"])
+    exports = [*before, f"APPTRAIN_ARGS={_in_one_line(_assigned(arguments))}"]
     names = ",".join(["APPTRAIN_ARGS", *(one.partition("=")[0] for one in before)])
-    return f"{exports} {' '.join(words)} -v {names} pbs/multinode.pbs"
+    return [*exports, *words, f"-v {names} pbs/multinode.pbs"]
 
 
 def _assigned(words: Sequence[str]) -> str:
@@ -338,9 +371,9 @@ def _time(option: AskedOption) -> str:
     return option.value
 
 
-def _submit(script: Script, before: list[str], own: str) -> str:
+def _submit(script: Script, binds: Sequence[str]) -> Sequence[str]:
     asked = script.request
-    words = [*before, "apptrain submit --cluster NAME"]
+    words = ["apptrain submit --cluster NAME", *(f"--bind {_word(bind)}" for bind in binds)]
     if script.nodes:
         words.append(f"--nodes {script.nodes}")
     if asked.gpus_per_node:
@@ -356,7 +389,7 @@ def _submit(script: Script, before: list[str], own: str) -> str:
     words += [word for one in _last(asked) if one.name not in _OF_SUBMIT for word in words_of(one)]
     if asked.scheduler == "pbs":
         words += _resources(asked)
-    return " ".join([*words, "--", own])
+    return words
 
 
 @dataclass(frozen=True)

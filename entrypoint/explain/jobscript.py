@@ -48,7 +48,7 @@ def is_one(path: Path) -> bool:
 def main(path: Path, *, as_json: bool) -> int:
     """Prints what is to be said of it. Raises BadInput."""
     try:
-        text = files.read(path, shell.MOST).decode("utf-8", "replace")
+        text = files.read(path, shell.MOST).decode("utf-8", "replace").replace("\0", "")  # as bash does
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise BadInput(
@@ -65,7 +65,7 @@ def main(path: Path, *, as_json: bool) -> int:
             "causes": [_row(one, path) for one in to_mend],
             "remarks": [_row(one, path) for one in remarks],
             "as_ours": {
-                "lines": [plain(one) for one in converted.lines],
+                "lines": list(converted.lines),
                 "profile": [plain(one) for one in converted.profile],
                 "not_carried_over": [plain(one) for one in converted.left],
             },
@@ -108,7 +108,7 @@ def _in_words(
         yield ""
         yield "the same job as one of ours:"
         for number, line in enumerate(converted.lines):
-            yield f"  {'or: ' if number else ''}{plain(line)}"
+            yield f"  {'or: ' if number else ''}{line}"
     for key in converted.profile:
         yield f"  in a profile: {plain(key)}"
     for left in converted.left:

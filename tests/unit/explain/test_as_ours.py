@@ -92,7 +92,7 @@ def converted(text: str) -> Converted:
             [
                 "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/a APPTRAIN_ARGS='-- t.py' qsub -l select=2:ngpus=4 -l place=pack "
                 "-l walltime=1:00 -P p -v APPTRAIN_ARGS,APPTRAIN_IMAGE,APPTRAIN_BIND pbs/multinode.pbs",
-                "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/a apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 "
+                "APPTRAIN_IMAGE=x.sif apptrain submit --cluster NAME --bind /a --nodes 2 --gpus-per-node 4 "
                 "--account p --time 1:00 -- t.py",
             ],
         ),
@@ -110,7 +110,7 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
         lines=(
             "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=8 "
             "--time=1:00:00 --partition=gpu --hint=nomultithread slurm/multinode.sbatch -- train.py --lr 0.1",
-            "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 "
+            "APPTRAIN_IMAGE=x.sif apptrain submit --cluster NAME --bind /d:/data --nodes 2 --gpus-per-node 4 "
             "--partition gpu --time 1:00:00 --hint=nomultithread -- train.py --lr 0.1",
         ),
         profile=("modules: [cuda/12.4]",),
@@ -152,13 +152,47 @@ def test_the_program_keeps_its_arguments_and_loses_its_redirections(command: str
     ("options", "binds"),
     [
         ("-B /a", "/a"),
-        ("--bind=/a:/b,/c --nv -B /d", "'/a:/b\n/c\n/d'"),
+        ("--bind=/a:/b,/c --nv -B /d,", "'/a:/b'$'\\012''/c'$'\\012''/d'"),
         ("--bind /a --bindings=/b", "/a"),
+        ("--bind $DATA:/data,~/x:/x", '"$DATA:/data"$\'\\012\'"$HOME/x:/x"'),
     ],
 )
 def test_binds_of_the_container_are_those_of_the_job(options: str, binds: str) -> None:
     (line,) = converted(f"apptainer exec {options} x.sif torchrun t.py\n").lines
     assert line == f"APPTRAIN_IMAGE=x.sif APPTRAIN_BIND={binds} apptrain run --image -- t.py"
+
+
+def test_each_bind_has_a_line_of_its_own_an_option_or_a_variable_that_qsub_carries() -> None:
+    launch = "apptainer exec --bind '/my data:/data' --bind ~/proj:/proj x.sif torchrun t.py\n"
+    slurm, submit = converted(f"{ASKED}srun {launch}").lines
+    assert in_bash(slurm, "APPTRAIN_BIND") == "/my data:/data\n/home/me/proj:/proj"
+    assert "--cluster NAME --bind '/my data:/data' --bind \"$HOME/proj:/proj\" --nodes 2" in submit
+    qsub, _ = converted(f"#PBS -l select=2\npbsdsh -- {launch}").lines
+    assert in_bash(qsub, "APPTRAIN_BIND", "APPTRAIN_BIND_2") == "/my data:/data\n/home/me/proj:/proj"
+    assert "-v APPTRAIN_ARGS,APPTRAIN_IMAGE,APPTRAIN_BIND,APPTRAIN_BIND_2 pbs/multinode.pbs" in qsub
+
+
+def in_bash(line: str, *names: str) -> str:
+    """These variables, as bash gives them to the program of a line."""
+    script = f"HOME=/home/me; sbatch() {{ printenv {' '.join(names)}; }}; qsub() {{ sbatch; }}; {line}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("asked", [ASKED, "#PBS -l select=2\n", ""])
+def test_a_long_line_is_whole_and_one_that_is_too_long_is_refused(asked: str) -> None:
+    options = "".join(f" --option-{number} value-{number}" for number in range(3500))
+    made = converted(f"{asked}torchrun t.py{options}\n")
+    assert all(len(line) > 80_000 and options in line for line in made.lines)
+    assert len(made.lines) == (2 if asked else 1)
+    made = converted(f"{asked}torchrun t.py{options}{options}\n")
+    told = "more than 100,000 characters: give the arguments in a file"
+    assert (made.lines, made.left[0].partition(": ")[2]) == ((), told)
+
+
+def test_the_lines_of_a_command_in_an_argument_are_not_made_one() -> None:
+    made = converted('torchrun t.py "$(\n  first\n  second\n)"\n')
+    told = "line 1: a command of several lines in the arguments: write out what it prints"
+    assert (made.lines, made.left[0]) == ((), told)
 
 
 @pytest.mark.parametrize(
@@ -236,18 +270,26 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
         ),
         (r't.py "\d+" "\.tmp$" "C:\$PWD" "\"\\\$"', ["t.py", r"\d+", r"\.tmp$", r"C:$PWD", r'"\$']),
         (r't.py "\d-$PWD"', ["t.py", r"\d-/here"]),
+        (
+            "t.py --sep 'a  b' 'x\ty' \"$PWD\t 1\" 'l\n  m' \x1b[1m",
+            ["t.py", "--sep", "a  b", "x\ty", "/here\t 1", "l\n  m", "\x1b[1m"],
+        ),
         ("t.py 'x-${PWD}'-$PWD\\`'\"\\'`pwd`", ["t.py", 'x-${PWD}-/here`"\\/there']),
     ],
 )
 def test_the_shell_fills_in_what_it_would_in_the_script(arguments: str, program: list[str]) -> None:
     made = converted(f"#PBS -l select=2:ngpus=4\npbsdsh -- torchrun {arguments}\n")
     before = "HOME=/home/me; PWD=/here; pwd() { echo /there; }; "
-    for script in (
-        before + made.lines[0].partition(" qsub ")[0] + '; printf %s "$APPTRAIN_ARGS"',
-        before + "printf '%q ' --" + made.lines[1].partition(" --")[2].partition(" --")[2],
-    ):
-        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-        assert shlex.split(told)[-len(program) - 1 :] == ["--", *program]
+    qsub, submit = (
+        subprocess.run(["bash", "-c", before + script], capture_output=True, text=True, check=True).stdout
+        for script in (
+            made.lines[0].partition(" qsub ")[0] + '; printf %s "$APPTRAIN_ARGS"',
+            made.lines[1].replace("apptrain submit", "printf '%s\\0'"),
+        )
+    )
+    assert shlex.split(qsub) == ["--", *program]
+    assert submit.split("\0")[-len(program) - 2 :] == ["--", *program, ""]
+    assert all(line.isprintable() for line in made.lines)
 
 
 def test_the_line_has_what_variables_of_the_script_hold() -> None:

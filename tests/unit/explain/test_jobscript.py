@@ -737,8 +737,8 @@ def test_remarks_and_what_is_not_carried_over_stand_behind_them(
         "saves; under PBS a clock of your own. Frequent checkpoints do too.",
         "",
         "the same job as one of ours:",
-        "  sbatch --nodes=2 --gpus-per-node=0 --time=5 slurm/multinode.sbatch -- t.py 'x?[31m'",
-        "  or: apptrain submit --cluster NAME --nodes 2 --time 5 -- t.py 'x?[31m'",
+        "  sbatch --nodes=2 --gpus-per-node=0 --time=5 slurm/multinode.sbatch -- t.py 'x'$'\\033''[31m'",
+        "  or: apptrain submit --cluster NAME --nodes 2 --time 5 -- t.py 'x'$'\\033''[31m'",
         "  in a profile: modules: [x]",
         "  not carried over: line 4: A: export it where you submit; APPTRAIN_PASS=A for the ranks",
     ]
@@ -785,7 +785,7 @@ def test_json_has_the_same_with_the_words_of_the_script(
     assert told["as_ours"]["not_carried_over"] == [
         "line 4: A: export it where you submit; APPTRAIN_PASS=A for the ranks"
     ]
-    assert told["as_ours"]["lines"][0].endswith("-- t.py 'x?[31m'")
+    assert told["as_ours"]["lines"][0].endswith("-- t.py 'x'$'\\033''[31m'")
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
