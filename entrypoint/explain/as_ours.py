@@ -159,6 +159,11 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
 
 def _refused(training: Launch, arguments: Sequence[str]) -> str:
     """Why there is no line for these arguments; empty if there is one."""
+    program = arguments[arguments[:1] == ["-m"] :]
+    if not program or program[0].startswith("-"):
+        return (
+            f"line {training.line}: what {training.agent or 'python'} starts was not found: there is no line"
+        )
     if any(word.startswith('"') and "$(" in word and not word.isprintable() for word in arguments):
         return f"line {training.line}: a command of several lines in the arguments: write out what it prints"
     return ""
@@ -233,13 +238,11 @@ def _read(word: Word, *, is_filled: bool) -> str:
 
 def _program(one: Launch) -> list[Word]:
     """The script with its arguments, or -m MODULE."""
-    words = list(one.words)
-    if not one.agent:
+    words = one.words if one.agent else one.words_of_python
+    if words and words[0].text == "--":
         words = words[1:]
-        while words and words[0].text.startswith("-") and words[0].text != "-m":
-            words.pop(0)
     if one.agent and ("m" in one.agent_options or "module" in one.agent_options):
-        words = [Word("-m", one.line), *words]
+        words = (Word("-m", one.line), *words)
     return list(_without_redirections(words))
 
 

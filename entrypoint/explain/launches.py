@@ -62,7 +62,42 @@ _CONTAINER_VALUES = {
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
 _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "virtual-local-rank"}
-_DEEPSPEED_FLAGS = {"no-ssh", "no-ssh-check", "force-multi", "no-local-rank", "enable-elastic-training"}
+_AGENT_FLAGS = {
+    "torchrun": _TORCHRUN_FLAGS,
+    "deepspeed": {
+        *_TORCHRUN_FLAGS,
+        *("no-ssh", "no-ssh-check", "force-multi", "no-local-rank", "enable-elastic-training"),
+        *("elastic-training", "bind-cores-to-rank", "save-pid"),
+    },
+    "accelerate": {
+        *_TORCHRUN_FLAGS,
+        *("cpu", "multi-gpu", "tpu", "ipex", "use-xpu", "use-cpu", "use-mps-device", "quiet", "q", "debug"),
+        *("use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "same-network"),
+        *("enable-cpu-affinity", "dynamo-use-dynamic", "dynamo-use-fullgraph", "downcast-bf16"),
+        *("dynamo-use-regional-compilation", "tpu-use-cluster", "no-tpu-use-cluster", "tpu-use-sudo"),
+    },
+}
+"""Options that take no value."""
+_STARTER_FLAGS = {
+    *(
+        "-v",
+        "-s",
+        "--tag-output",
+        "--oversubscribe",
+        "--nooversubscribe",
+        "--report-bindings",
+        "--display-map",
+    ),
+    *("--display-allocation", "--allow-run-as-root", "--pernode", "--bynode", "--byslot", "--bycore"),
+    *("--nolocal", "--use-hwthread-cpus", "--timestamp-output", "--verbose", "--quiet"),
+    *("--enable-recovery", "--prepend-rank", "--print-rank-map", "--envall", "--envnone", "--genvall"),
+    *("--genvnone", "--no-transfer"),
+}
+"""The same of mpirun and its like. Those of long names have one dash or two."""
+_TWO_VALUES = {"--mca", "--gmca", "--env", "--genv"}
+"""Options of mpirun with a name and its value, where no = joins them."""
+_AGENTS = ("torchrun", "accelerate", "deepspeed")
+_AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
 _VARIABLE = re.compile(r'(?P<quote>"?)\$(?:\{(?P<array>\w+)\[[@*]\]\}|\{(?P<braced>\w+)\}|(?P<name>\w+))"?')
@@ -75,6 +110,7 @@ _MOST_FILLED_IN = 20_000
 """Words of variables, in all commands of a script together."""
 _NOT_PLAIN = frozenset("$`*?[~'\"\\")
 """Characters of a value that a shell would change, were it to read the value again."""
+_PYTHON = re.compile(r"python[\d.]*")
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
 
@@ -123,9 +159,14 @@ class Launch:
         if self.agent:
             return True
         name = self.words[0].text.rpartition("/")[2] if self.words else ""
-        return name.startswith("python") and any(
-            word.text.endswith(".py") or word.text == "-m" for word in self.words[1:]
-        )
+        own = [word.text for word in self.words_of_python] if name.startswith("python") else []
+        return own[:1] != ["-c"] and any(text.endswith(".py") or text == "-m" for text in own)
+
+    @property
+    def words_of_python(self) -> tuple[Word, ...]:
+        """What python starts, if it is the program: a script, or -m MODULE, with arguments."""
+        rest = self.words[1:]
+        return rest[options_of_python([word.text for word in rest]) :]
 
 
 def read(commands: Sequence[Command]) -> list[Launch]:
@@ -273,8 +314,9 @@ def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -
                 or words[0].text[:1].isdigit()
             ):
                 words = words[1:]
-        elif agent := _agent(name, texts):
-            yield _with_agent(launch, agent, rest)
+        elif found := _agent(name, texts):
+            agent, own = found
+            yield _with_agent(launch, agent, rest[own:], settings)
             return
         else:
             break
@@ -299,15 +341,20 @@ def _follow_shell(text: Word, launch: Launch, depth: int, settings: _Settings) -
 def _starter_words(name: str, texts: Sequence[str]) -> int:
     if name == "srun":
         return request.words_behind(texts)
-    flags = {"-v", "-s", "--tag-output", "--oversubscribe", *(["-o"] if name == "pbsdsh" else [])}
     at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
-        option = texts[at]
-        takes = "=" not in option and at + 1 < len(texts) and not texts[at + 1].startswith("-")
-        takes = takes and not (name == "ssh" and _SSH_FLAGS.fullmatch(option))
-        at += 2 if takes and option not in flags else 1
-        if option in ("--mca", "-mca", "--gmca", "-gmca"):
-            at += 1  # a name and its value
+        option = f"-{texts[at]}" if re.match(r"-\w\w", texts[at]) else texts[at]
+        is_flag = not _STARTER_FLAGS.isdisjoint((texts[at], option)) or (name == "pbsdsh" and option == "-o")
+        is_flag = is_flag or (name == "ssh" and _SSH_FLAGS.fullmatch(texts[at]) is not None)
+        takes = not is_flag and "=" not in option and at + 1 < len(texts)
+        takes = takes and not texts[at + 1].startswith("-") and not _is_program(texts[at + 1])
+        at += 2 if takes else 1
+        if (
+            option in _TWO_VALUES
+            and "=" not in texts[at - 1]
+            and not _is_program("".join(texts[at : at + 1]))
+        ):
+            at += 1
     if name == "ssh":
         at += 1  # the host
     return min(at, len(texts))
@@ -338,36 +385,42 @@ def _shell_text(texts: Sequence[str]) -> int:
     return -1
 
 
-def _agent(name: str, texts: Sequence[str]) -> str:
-    if name == "torchrun":
-        return "torchrun"
-    if name.startswith("python"):
-        module = _module(texts)
-        return "torchrun" if module in ("torch.distributed.run", "torch.distributed.launch") else ""
+def _is_no_value(word: Word) -> bool:
+    return word.text.startswith("--") or _is_program(word.text)
+
+
+def _is_program(text: str) -> bool:
+    """Whether this is what is started, and no option's value, also if the option is not known here."""
+    name = text.rpartition("/")[2]
+    starts = name in _AGENTS or name in CONTAINERS or name in SHELLS
+    return starts or text.endswith(".py") or _PYTHON.fullmatch(name) is not None
+
+
+def _agent(name: str, texts: Sequence[str]) -> tuple[str, int] | None:
+    """What starts the ranks, and how many words stand in front of its options; None for another program."""
     if name == "accelerate" and texts[:1] == ["launch"]:
-        return "accelerate"
-    return "deepspeed" if name == "deepspeed" else ""
+        return name, 1
+    if name in ("torchrun", "deepspeed"):
+        return name, 0
+    if not name.startswith("python"):
+        return None
+    at = options_of_python(texts)
+    option, module = (*texts[at : at + 2], "", "")[:2]
+    return ("torchrun", at + 2) if option == "-m" and module in _AGENT_MODULES else None
 
 
-def _module(texts: Sequence[str]) -> str:
-    for at, text in enumerate(texts):
-        if text == "-m" and at + 1 < len(texts):
-            return texts[at + 1]
-        if not text.startswith("-"):
-            return ""
-    return ""
+def options_of_python(texts: Sequence[str]) -> int:
+    """How many of these words are python's own options, in front of -m, -c or a script."""
+    at = 0
+    while at < len(texts) and texts[at].startswith("-") and texts[at] not in ("-m", "-c", "-"):
+        at += 2 if texts[at] in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return min(at, len(texts))
 
 
-def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
+def _with_agent(launch: Launch, agent: str, rest: Sequence[Word], settings: _Settings) -> Launch:
+    """`rest`: its options, and what it starts."""
     words = list(rest)
-    if words and words[0].text == "launch":
-        words.pop(0)
     options: dict[str, Word] = {}
-    flags = _TORCHRUN_FLAGS | (_DEEPSPEED_FLAGS if agent == "deepspeed" else set())
-    if any(word.text in ("torch.distributed.run", "torch.distributed.launch") for word in words[:4]):
-        while words and words[0].text not in ("torch.distributed.run", "torch.distributed.launch"):
-            words.pop(0)
-        words.pop(0)
     while words and words[0].text.startswith("-") and words[0].text != "--":
         word = words.pop(0)
         name, equals, _ = word.text.lstrip("-").partition("=")
@@ -376,7 +429,7 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
             name = "nnodes"  # its parser takes what begins so, and no other option does
         if equals:
             options[name] = replace(word, raw=word.raw.partition("=")[2])
-        elif name in flags or not words or words[0].text.startswith("--"):
+        elif name in _AGENT_FLAGS[agent] or not words or _is_no_value(settings.literal(words[0])):
             options[name] = replace(word, raw="")
         else:
             options[name] = words.pop(0)

@@ -126,6 +126,9 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
     [
         ("python -u t.py --lr 1", "t.py --lr 1"),
         ("python -u -m pkg.t -u", "-m pkg.t -u"),
+        ("python -W ignore t.py --lr 1", "t.py --lr 1"),
+        ("python -X dev -W ignore -m pkg.t", "-m pkg.t"),
+        ("torchrun -- t.py --x", "t.py --x"),
         ("torchrun -m pkg.t --x", "-m pkg.t --x"),
         ("torchrun --module pkg.t", "-m pkg.t"),
         ("python t.py > log 2>&1", "t.py"),
@@ -187,6 +190,22 @@ def test_a_long_line_is_whole_and_one_that_is_too_long_is_refused(asked: str) ->
     made = converted(f"{asked}torchrun t.py{options}{options}\n")
     told = "more than 100,000 characters: give the arguments in a file"
     assert (made.lines, made.left[0].partition(": ")[2]) == ((), told)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        "accelerate launch --not-known-here my_program --lr 1",
+        "accelerate launch --not-known-here my_program",
+        "torchrun",
+        "torchrun --nnodes 2 -m",
+    ],
+)
+@pytest.mark.parametrize("asked", [ASKED, "#PBS -l select=2\n", ""])
+def test_there_is_no_line_without_a_program(asked: str, training: str) -> None:
+    made = converted(f"{asked}{training}\n")
+    why = f"what {training.split()[0]} starts was not found: there is no line"
+    assert (made.lines, made.left[0].partition(": ")[2]) == ((), why)
 
 
 def test_the_lines_of_a_command_in_an_argument_are_not_made_one() -> None:

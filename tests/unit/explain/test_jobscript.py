@@ -788,6 +788,21 @@ def test_json_has_the_same_with_the_words_of_the_script(
     assert told["as_ours"]["lines"][0].endswith("-- t.py 'x'$'\\033''[31m'")
 
 
+@pytest.mark.parametrize(
+    ("training", "program"),
+    [
+        (f"{SRUN} accelerate launch --multi_gpu --num_processes 8 --same_network nlp.py --lr 1", "nlp.py --lr 1"),
+        ("mpirun -np 8 --report-bindings python -W ignore train.py", "train.py"),
+        (f"{SRUN} bash -c 'python -W ignore -m torch.distributed.run --nnodes=2 train.py'", "train.py"),
+        ("deepspeed --hostfile=h --bind_cores_to_rank train.py --deepspeed ds.json", "train.py --deepspeed ds.json"),
+    ],
+)  # fmt: skip
+def test_the_command_proposes_the_script_that_is_trained(training: str, program: str, tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_text(f"{ASKED}{training}\n")
+    ended = limited(tmp_path, "explain", "x.sh")
+    assert f"  sbatch --nodes=2 --gpus-per-node=4 slurm/multinode.sbatch -- {program}\n" in ended.stdout
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(
         f"#!/bin/bash\ntouch {tmp_path}/run\nsrun torchrun --nnodes=$(touch {tmp_path}/run) x.py\n"

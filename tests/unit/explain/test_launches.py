@@ -163,13 +163,19 @@ def test_a_command_is_followed_through_what_starts_it(line: str, launch: dict[st
         ("mpirun", "-np 8 -x A=1 -v --mca a b --tag-output -gmca c d --host=a,b"),
         ("mpirun", "--oversubscribe -s -mca a b --gmca c d --hostfile f"),
         ("mpirun", "-np -v --host=a -x B"),
+        ("mpirun", "-np 8 --report-bindings"),
+        ("mpirun", "-np 8 -allow-run-as-root"),
+        ("mpirun", "-np 8 --not-known-here"),
         ("mpiexec", "-n 2"),
+        ("mpiexec", "-n 2 -envall"),
+        ("mpiexec", "-genv A 1 -env B=2 -genv C 3"),
         ("mpiexec.hydra", "-ppn 1"),
         ("prun", "-n 2"),
         ("pbsdsh", "-v -o -n 1 -s"),
         ("pbs_tmrsh", "-v"),
         ("ssh", "-o BatchMode=yes -p 22 gpu1"),
         ("ssh", "gpu1"),
+        ("ssh", "-l me gpu1"),
         ("pdsh", "-w gpu[1-2] -o x"),
         ("clush", "-w gpu[1-2]"),
         ("parallel", "-j 4"),
@@ -267,6 +273,8 @@ def test_each_command_has_its_line() -> None:
         ("/usr/bin/python3 -u t.py", True),
         ("python -m pkg", True),
         ("python -c t", False),
+        ("python -c t t.py", False),
+        ("python -W ignore t.py", True),
         ("python", False),
         ("t.py", False),
         ("cat python t.py", False),
@@ -301,6 +309,40 @@ def test_a_training_is_found_behind_all_that_starts_it(
     (one,) = launches.read(shell.commands(line))
     assert one.trains
     assert (one.starter, one.agent, [word.text for word in one.words]) == (starter, agent, words.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("accelerate launch --multi_gpu --num_machines 2", {"multi-gpu": "", "num-machines": "2"}),
+        ("accelerate launch --num_processes 4 --use_deepspeed", {"num-processes": "4", "use-deepspeed": ""}),
+        (
+            "accelerate launch --use-fsdp --same_network --cpu",
+            {"use-fsdp": "", "same-network": "", "cpu": ""},
+        ),
+        ("accelerate launch --mixed_precision bf16", {"mixed-precision": "bf16"}),
+        ("deepspeed --hostfile=h --bind_cores_to_rank", {"hostfile": "h", "bind-cores-to-rank": ""}),
+        ("deepspeed --save_pid --num_gpus 2", {"save-pid": "", "num-gpus": "2"}),
+        ("torchrun --not-known-here", {"not-known-here": ""}),
+        ("python -W ignore -X dev -u -m torch.distributed.run --nnodes 2", {"nnodes": "2"}),
+    ],
+)
+@pytest.mark.parametrize("program", ["t.py --lr 1", "'my folder/t.py'", "$SCRIPT -x"])
+def test_an_option_of_an_agent_that_takes_no_value_leaves_it_its_program(
+    line: str, options: dict[str, str], program: str
+) -> None:
+    *_, one = read(f"SCRIPT=s.py\n{line} {program}")
+    words = shlex.split(program.replace("$SCRIPT", "s.py"))
+    assert (_text(one.agent_options), _text(one.words)) == (options, words)
+
+
+@pytest.mark.parametrize(
+    "line", ["python -W ignore -m pkg -W", "python3 -X dev -u --check-hash-based-pycs never -m pkg -W"]
+)
+def test_options_of_python_and_their_values_are_not_what_it_starts(line: str) -> None:
+    (one,) = read(line)
+    assert one.trains
+    assert _text(one.words_of_python) == ["-m", "pkg", "-W"]
 
 
 @pytest.mark.parametrize("line", ["hostname", "apptainer build x.sif t.py", "accelerate config", "python -V"])
