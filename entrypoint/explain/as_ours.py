@@ -138,7 +138,7 @@ def is_ours(script: Script) -> bool:
 
 def convert(script: Script, found: Sequence[Found]) -> Converted:
     """`found`: the traps of this script."""
-    training = next((one for one in script.trainings), None)
+    training = script.training
     if training is None:
         why = "no line was found that starts a training: torchrun, or python with a script"
         return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
@@ -458,12 +458,14 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     yield from _left_options(script)
     for one in script.launches:
         texts = [word.text for word in one.words[:2]]
-        if texts in (["conda", "activate"], ["mamba", "activate"]) or (
-            texts[:1] in (["source"], ["."]) and len(texts) > 1 and "activate" in texts[1]
-        ):
+        if _makes_environment(one):
             yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
         elif texts[:1] in (["cp"], ["rsync"], ["tar"], ["mkdir"]) and not one.is_in_task:
             yield f"line {one.line}: {texts[0]}: do it before you submit, or in the script"
+    for one in script.helpers:
+        when = "before you submit" if one.line < training.line else "afterwards"
+        program = next((word.text for word in one.words_of_python if word.text != "-m"), "python")
+        yield f"line {one.line}: {program}: it runs on one node alone: do it {when}"
     filled_in = {word.variable for word in (*training.words, *training.agent_options.values())}
     for word, name, value in script.assigned:
         inner = _inner(name)
@@ -485,6 +487,17 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:
         yield f"line {one.line}: a second training: a job of its own"
+
+
+def _makes_environment(one: Launch) -> bool:
+    """Whether it activates an environment, or installs into one."""
+    texts = [word.text for word in one.words[:2]]
+    if texts[:1] in (["source"], ["."]):
+        return len(texts) > 1 and "activate" in texts[1]
+    if texts and texts[0].rpartition("/")[2].startswith("python"):
+        texts = [word.text for word in one.words_of_python[1:3]]
+    installs = texts[:1] == ["venv"] or texts in (["pip", "install"], ["pip3", "install"])
+    return installs or texts in (["conda", "activate"], ["mamba", "activate"])
 
 
 def _left_options(script: Script) -> Iterator[str]:

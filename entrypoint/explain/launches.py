@@ -110,6 +110,11 @@ _MOST_FILLED_IN = 20_000
 """Words of variables, in all commands of a script together."""
 _NOT_PLAIN = frozenset("$`*?[~'\"\\")
 """Characters of a value that a shell would change, were it to read the value again."""
+_NO_TRAINING = {
+    *("pip", "venv", "virtualenv", "ensurepip", "compileall", "zipfile", "tarfile", "http.server"),
+    *("tensorboard.main", "torch.utils.collect_env"),
+}
+"""Modules that `python -m` starts, and that train nothing."""
 _PYTHON = re.compile(r"python[\d.]*")
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
@@ -160,7 +165,9 @@ class Launch:
             return True
         name = self.words[0].text.rpartition("/")[2] if self.words else ""
         own = [word.text for word in self.words_of_python] if name.startswith("python") else []
-        return own[:1] != ["-c"] and any(text.endswith(".py") or text == "-m" for text in own)
+        if own[:1] == ["-c"] or (own[:1] == ["-m"] and own[1:2] and own[1] in _NO_TRAINING):
+            return False
+        return any(text.endswith(".py") or text == "-m" for text in own)
 
     @property
     def words_of_python(self) -> tuple[Word, ...]:

@@ -57,7 +57,21 @@ class Script:
 
     @cached_property
     def trainings(self) -> list[Launch]:
-        return [one for one in self.launches if one.trains]
+        found = [one for one in self.launches if one.trains]
+        return [one for one in found if one.agent or one.is_in_task] or found
+
+    @cached_property
+    def helpers(self) -> list[Launch]:
+        """Programs in Python that run where the script runs, beside a training that srun or a launcher of
+        ranks starts: they prepare it, or look at what came of it."""
+        found = [one for one in self.launches if one.trains and not one.agent and not one.is_in_task]
+        return found if any(one.agent or one.is_in_task for one in self.trainings) else []
+
+    @property
+    def training(self) -> Launch | None:
+        """The first of a launcher of ranks, else of srun and the like: without a launcher it may prepare
+        something."""
+        return min(self.trainings, key=lambda one: (not one.agent, not one.is_in_task), default=None)
 
     @cached_property
     def assigned(self) -> list[tuple[Word, str, str]]:

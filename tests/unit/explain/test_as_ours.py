@@ -263,12 +263,42 @@ ENVIRONMENT = "the environment: jobs run in the image (own packages: make venv, 
                 for at, name in ((4, "DATA"), (5, "HF_TOKEN"))
             ],
         ),
-        ("srun python u.py\n" * 5, [f"line {at}: a second training: a job of its own" for at in (5, 6, 7)]),
+        ("srun python u.py\n" * 5, [f"line {at}: a second training: a job of its own" for at in (4, 5, 6)]),
+        (
+            "python -m pip install -e .\npip install x\npython3 -m venv v\npython -m compileall .\n",
+            [f"line {at}: {ENVIRONMENT}" for at in (4, 5, 6)],
+        ),
+        (
+            "python get.py --out d\npython -m nltk.downloader x\n",
+            [
+                f"line {at}: {what}: it runs on one node alone: do it before you submit"
+                for at, what in ((4, "get.py"), (5, "nltk.downloader"))
+            ],
+        ),
     ],
 )
 def test_what_is_not_carried_over_is_told_with_its_line(body: str, left: list[str]) -> None:
     made = converted(f"{JOB}{body}srun torchrun t.py\n")
     assert list(made.left) == ["line 3: --gres-flags: give it to sbatch if it is needed", *left]
+
+
+@pytest.mark.parametrize(
+    ("body", "program"),
+    [
+        ("python get.py\nsrun python t.py --lr 1\npython look.py\n", "t.py --lr 1"),
+        ("python get.py\ntorchrun t.py\n", "t.py"),
+        ("srun -n1 python get.py\nsrun torchrun t.py\n", "t.py"),
+        ("torchrun t.py\nsrun torchrun u.py\n", "u.py"),
+        ("python -m pip install -e .\npython t.py\npython u.py\n", "t.py"),
+    ],
+)
+def test_the_training_is_what_a_launcher_starts_else_srun_else_the_script(body: str, program: str) -> None:
+    assert converted(f"{ASKED}{body}").lines[1].endswith(f" -- {program}")
+
+
+def test_a_helper_behind_the_training_is_for_afterwards() -> None:
+    told = "line 4: look.py: it runs on one node alone: do it afterwards"
+    assert told in converted(f"{ASKED}srun torchrun t.py\npython look.py\n").left
 
 
 def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:

@@ -803,6 +803,16 @@ def test_the_command_proposes_the_script_that_is_trained(training: str, program:
     assert f"  sbatch --nodes=2 --gpus-per-node=4 slurm/multinode.sbatch -- {program}\n" in ended.stdout
 
 
+def test_a_program_beside_the_training_is_no_training_on_the_first_node(tmp_path: Path) -> None:
+    good = GOOD.replace(HEAD, f"python -m pip install -e .\npython get.py --out d\n{HEAD}")
+    (tmp_path / "x.sh").write_text(good)
+    ended = limited(tmp_path, "explain", "x.sh")
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (1, "nothing was found that must be mended")
+    assert " slurm/multinode.sbatch -- train.py --lr 0.1\n" in ended.stdout
+    (tmp_path / "x.sh").write_text(f"{ASKED}python get.py --out d\npython train.py\n")
+    assert "(first-node-only)" in limited(tmp_path, "explain", "x.sh").stdout
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(
         f"#!/bin/bash\ntouch {tmp_path}/run\nsrun torchrun --nnodes=$(touch {tmp_path}/run) x.py\n"
