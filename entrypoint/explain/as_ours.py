@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from entrypoint.core.plain import shell_word
 from entrypoint.explain import request, traps
-from entrypoint.explain.launches import Launch
+from entrypoint.explain.launches import CONTAINER_VALUES, Launch
 from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.shell import Word
 from entrypoint.explain.traps import Found, Script
@@ -109,6 +109,15 @@ _FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
 """Where the shell begins to fill something in."""
 _REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()")
 """Of a command, maybe behind a word without a blank; `<(...)` is none."""
+_STARTS_IN = "ranks start in the folder from which you submit"
+_WITHOUT = "our jobs start the image without it"
+_SUBMITTED_FROM = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::?-[^{}]*)?\}?/?|\./?|-")
+"""Where a `cd` leads that our jobs need not: there they start."""
+_CONTAINER_AS_WE_DO = {
+    *("--bind", "-B", "--nv", "--rocm", "--nvccli", "--cleanenv", "-e", "--contain", "-c", "--containall"),
+    *("-C", "--no-home", "--no-mount", "--no-eval"),
+}
+"""Options of `apptainer exec` that our jobs give themselves, or that a line has."""
 _BACKTICKS = re.compile(r"(?<!\\)`([^`]*)`")
 _PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
 _QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
@@ -261,13 +270,16 @@ def _without_redirections(words: Sequence[Word]) -> Iterator[Word]:
 
 
 def _binds(one: Launch) -> list[str]:
-    words = [word.text for word in one.container_words]
-    found = []
-    for at, word in enumerate(words):
+    given = [value for name, value in _container_options(one) if name in ("--bind", "-B")]
+    return [_from_home(bind) for value in given for bind in value.split(",") if bind]
+
+
+def _container_options(one: Launch) -> Iterator[tuple[str, str]]:
+    """The names and values of options of `apptainer exec`."""
+    words = (word.text for word in one.container_words)
+    for word in words:
         name, equals, value = word.partition("=")
-        if name in ("--bind", "-B"):
-            found += (value if equals else "".join(words[at + 1 : at + 2])).split(",")
-    return [_from_home(bind) for bind in found if bind]
+        yield name, (next(words, "") if not equals and name in CONTAINER_VALUES else value)
 
 
 def _binds_of_qsub(binds: Sequence[str]) -> Iterator[str]:
@@ -456,7 +468,14 @@ def _profile(script: Script, variables: _Variables) -> Iterator[str]:
 
 def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[str]:
     yield from _left_options(script)
+    yield from _left_of_container(training)
     for one in script.launches:
+        folder = _changed_to(one, training)
+        if folder and (_IN_JOB.search(folder) or variables.made_inside & set(_NAMED.findall(folder))):
+            yield f"line {one.line}: cd {folder}: made inside the job: change to it in your script"
+        elif folder:
+            how = "submit" if script.request.scheduler else "start it"
+            yield f"line {one.line}: cd {folder}: {how} from there, or give the script by its whole path"
         texts = [word.text for word in one.words[:2]]
         if _makes_environment(one):
             yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
@@ -475,7 +494,7 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
         if name in variables.made_inside:
             how = "made inside the job: make it in your script"
         else:
-            how = f"export it where you submit; APPTRAIN_PASS={inner} for the ranks"
+            how = _exported(inner)
         yield f"line {word.line}: {inner}: {how}"
     texts = [_read(word, is_filled=training.is_filled) for word in _program(training)]
     names = {name for text in texts for name in _NAMED.findall(text)}
@@ -487,6 +506,56 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:
         yield f"line {one.line}: a second training: a job of its own"
+
+
+def _exported(name: str) -> str:
+    return f"export it where you submit; APPTRAIN_PASS={name} for the ranks"
+
+
+def _changed_to(one: Launch, training: Launch) -> str:
+    """The folder in which the training starts, if this leads to it; empty for where it was submitted."""
+    texts = [word.text for word in one.words]
+    is_before = one.shell_word in (None, training.shell_word) and one.line <= training.line
+    if not is_before or texts[:1] not in (["cd"], ["pushd"]):
+        return ""
+    folder = texts[1] if len(texts) > 1 else "~"
+    return "" if _SUBMITTED_FROM.fullmatch(folder) else folder
+
+
+def _left_of_container(training: Launch) -> Iterator[str]:
+    for option in training.starter_options:
+        if told := _left_of_pyxis(option):
+            yield told
+    where = f"line {training.container_line}: "
+    if "://" in training.image:
+        yield f"{where}{_image(training.image)}"
+    for name, value in _container_options(training):
+        if name in ("--pwd", "--cwd"):
+            yield f"{where}{name} {value}: {_STARTS_IN}"
+        elif name == "--env":
+            variables = (part.partition("=")[0] for part in value.split(",") if "=" in part)
+            yield from (f"{where}{variable}: {_exported(variable)}" for variable in variables)
+        elif name not in _CONTAINER_AS_WE_DO:
+            yield f"{where}{name}: {_WITHOUT}"
+    if "$" in training.image or any("$" in bind for bind in _binds(training)):
+        yield f"{where}variables of the image and its binds are filled in where you submit"
+
+
+def _left_of_pyxis(option: AskedOption) -> str:
+    """What is not carried over of an option of srun, or of sbatch, about a container; empty for another."""
+    where = f"line {option.line}: "
+    if option.name == "container-image":
+        return where + _image(option.value)
+    if option.name == "container-mounts":
+        return f"{where}--container-mounts={option.value}: APPTRAIN_BIND shows folders in the image"
+    if option.name == "container-workdir":
+        return f"{where}--container-workdir={option.value}: {_STARTS_IN}"
+    is_pyxis = option.name.startswith(("container-", "no-container-"))
+    return f"{where}--{option.name}: {_WITHOUT}" if is_pyxis else ""
+
+
+def _image(name: str) -> str:
+    return f"the image {name}: make a .sif file of it, and give that in APPTRAIN_IMAGE"
 
 
 def _makes_environment(one: Launch) -> bool:
@@ -515,6 +584,8 @@ def _left_options(script: Script) -> Iterator[str]:
                 f"{where}--{option.name}: sbatch refuses it beside the --mem of our job script: give --mem, "
                 f"or submit with a profile that has `memory: --{option.name}`"
             )
+        elif asked.scheduler == "slurm" and (told := _left_of_pyxis(option)):
+            yield told
         elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
             yield f"{where}--{option.name}: give it to sbatch if it is needed"
         elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":

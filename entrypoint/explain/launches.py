@@ -33,7 +33,7 @@ CONTAINERS = {"apptainer", "singularity"}
 SHELLS = {"bash", "sh", "zsh", "dash"}
 _PASSES = {"numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "dlprof", "exec"}
 """Programs that start another one."""
-_CONTAINER_VALUES = {
+CONTAINER_VALUES = {
     *(
         "--bind",
         "-B",
@@ -61,6 +61,7 @@ _CONTAINER_VALUES = {
     ),
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
+"""Options of `apptainer exec` that take the next word."""
 _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "virtual-local-rank"}
 _AGENT_FLAGS = {
     "torchrun": _TORCHRUN_FLAGS,
@@ -300,7 +301,7 @@ def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -
             at = _verb(texts) + 1
             begin = at
             while at < len(texts) and texts[at].startswith("-"):
-                at += 2 if texts[at] in _CONTAINER_VALUES else 1
+                at += 2 if texts[at] in CONTAINER_VALUES else 1
             image = texts[at] if at < len(texts) else ""
             launch = replace(
                 launch,

@@ -282,6 +282,72 @@ def test_what_is_not_carried_over_is_told_with_its_line(body: str, left: list[st
     assert list(made.left) == ["line 3: --gres-flags: give it to sbatch if it is needed", *left]
 
 
+NOT_TAKEN = "our jobs start the image without it"
+STARTS_IN = "ranks start in the folder from which you submit"
+
+
+def image_of(name: str) -> str:
+    return f"the image {name}: make a .sif file of it, and give that in APPTRAIN_IMAGE"
+
+
+@pytest.mark.parametrize(
+    ("launch", "left"),
+    [
+        (
+            "srun --container-image=nvcr.io/nvidia/nemo:24.07 --container-mounts=/d:/data,$PWD:/w "
+            "--container-workdir=/w --container-writable --no-container-mount-home -N2 torchrun t.py",
+            [
+                image_of("nvcr.io/nvidia/nemo:24.07"),
+                "--container-mounts=/d:/data,$PWD:/w: APPTRAIN_BIND shows folders in the image",
+                f"--container-workdir=/w: {STARTS_IN}",
+                f"--container-writable: {NOT_TAKEN}",
+                f"--no-container-mount-home: {NOT_TAKEN}",
+            ],
+        ),
+        ("srun apptainer exec --nv docker://x/y:1 torchrun t.py", [image_of("docker://x/y:1")]),
+        (
+            "srun apptainer exec --nv --pwd /w --env A=1,HF_TOKEN=abc --writable-tmpfs -e --home=/h -B /d x.sif python t.py",
+            [
+                f"--pwd /w: {STARTS_IN}",
+                *(f"{one}: export it where you submit; APPTRAIN_PASS={one} for the ranks" for one in ("A", "HF_TOKEN")),
+                f"--writable-tmpfs: {NOT_TAKEN}",
+                f"--home: {NOT_TAKEN}",
+            ],
+        ),
+        ("srun apptainer exec --nv -B /d $SIF torchrun t.py", ["variables of the image and its binds are filled in where you submit"]),
+    ],
+)  # fmt: skip
+def test_what_no_line_has_of_the_container_is_told(launch: str, left: list[str]) -> None:
+    assert list(converted(f"{ASKED}{launch}\n").left) == [f"line 3: {one}" for one in left]
+
+
+def test_a_container_that_sbatch_is_asked_for_is_told_as_one_of_srun() -> None:
+    made = converted(f"{ASKED}#SBATCH --container-image=x.sqsh --container-name=a\nsrun torchrun t.py\n")
+    assert made.left == (f"line 3: {image_of('x.sqsh')}", f"line 3: --container-name: {NOT_TAKEN}")
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("cd $HOME/llm\nsrun torchrun t.py", ["line 3: cd $HOME/llm: "]),
+        ("cd /a && pushd b\ncd\nsrun torchrun t.py\ncd /c", ["line 3: cd /a: ", "line 3: cd b: ", "line 4: cd ~: "]),
+        ('cd "$SLURM_SUBMIT_DIR"; cd ${SLURM_SUBMIT_DIR:-.}/; cd $PBS_O_WORKDIR; cd $PWD; cd .; cd -\nsrun torchrun t.py', []),
+        ("srun bash -c 'cd /a\ntorchrun t.py'", ["line 3: cd /a: "]),
+        ("bash -c 'cd /a; make'\nsrun torchrun t.py", []),
+    ],
+)  # fmt: skip
+def test_a_folder_in_which_the_training_starts_is_told(body: str, left: list[str]) -> None:
+    how = "submit from there, or give the script by its whole path"
+    assert list(converted(f"{ASKED}{body}\n").left) == [f"{one}{how}" for one in left]
+
+
+def test_a_folder_of_the_job_is_for_the_script_and_one_by_hand_for_who_starts_it() -> None:
+    made = converted(f"{ASKED}d=/tmp/$SLURM_JOB_ID\ncd $d/src\nsrun torchrun t.py\n")
+    assert made.left == ("line 4: cd $d/src: made inside the job: change to it in your script",)
+    made = converted("cd src\ntorchrun t.py\n")
+    assert made.left == ("line 1: cd src: start it from there, or give the script by its whole path",)
+
+
 @pytest.mark.parametrize(
     ("body", "program"),
     [
