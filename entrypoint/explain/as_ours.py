@@ -109,6 +109,8 @@ _FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
 """Where the shell begins to fill something in."""
 _REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()")
 """Of a command, maybe behind a word without a blank; `<(...)` is none."""
+_BY_CHUNKS = "our job asks by chunks: put it into -l select"
+_TOTALS = "of one node or of all together, as the site has it: give --nodes and --gpus-per-node to submit"
 _STARTS_IN = "ranks start in the folder from which you submit"
 _WITHOUT = "our jobs start the image without it"
 _SUBMITTED_FROM = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::?-[^{}]*)?\}?/?|\./?|-")
@@ -188,7 +190,8 @@ def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterat
     if script.request.scheduler == "slurm":
         yield [*before, "sbatch", *_sbatch(script), OURS, *own]
     elif script.request.scheduler == "pbs":
-        yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], ["--", *arguments])
+        if not script.request.has_totals:  # else our job script would ask for a size of its own
+            yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], ["--", *arguments])
     else:
         yield [*before, "apptrain run", *(["--image"] if image else []), *own]
         return
@@ -589,7 +592,7 @@ def _left_options(script: Script) -> Iterator[str]:
         elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
             yield f"{where}--{option.name}: give it to sbatch if it is needed"
         elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":
-            yield f"{where}-l {option.name}: our job asks by chunks: put it into -l select"
+            yield f"{where}-l {option.name}: {_TOTALS if asked.has_totals else _BY_CHUNKS}"
         elif asked.scheduler == "pbs" and not _is_whole_jobs(option) and option.name not in _QSUB_HAS:
             yield f"{where}-{option.name}: give it to qsub if it is needed"
 

@@ -56,7 +56,7 @@ class ScriptRequest:
         if self.scheduler == "pbs":
             select = self.find("select")
             if select is None:
-                return self.number("nodes") or (1 if self.options else None)
+                return self.number("nodes") or (1 if self.options and not self.has_totals else None)
             counts = [chunk.partition(":")[0] for chunk in select.value.split("+")]
             return sum(int(one) for one in counts if one.isascii() and one.isdigit() and len(one) < 7) or None
         number = self.number("nodes")
@@ -64,6 +64,12 @@ class ScriptRequest:
             tasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
             return -(-tasks // per_node) if tasks and per_node else (1 if tasks in (None, 1) else None)
         return number
+
+    @property
+    def has_totals(self) -> bool:
+        """Whether PBS is asked by sizes alone. They are of one node, or of all nodes together at a site such
+        as clusters/gadi.yaml."""
+        return self.find("select", "nodes") is None and self.find("ncpus", "ngpus") is not None
 
     @property
     def tasks_per_node(self) -> int | None:
@@ -82,7 +88,9 @@ class ScriptRequest:
             select = self.find("select")
             found = re.search(r"\b(?:ngpus|gpus|naccelerators)=(\d{1,4})\b", select.value) if select else None
             other = self.number("ngpus")
-            return int(found[1]) if found else other if other is not None else 0
+            if found or not other:
+                return int(found[1]) if found else 0
+            return None if self.has_totals else other
         for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
             option = self.find(name)
             if option is None:

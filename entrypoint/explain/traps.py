@@ -1457,7 +1457,7 @@ def _wants_gpu(script: Script, one: Launch) -> bool:
     "torchrun starts."""
     if script.request.scheduler:
         asks_late = any("gpu" in script.lines[line - 1] for line in script.request.late)
-        return bool(script.request.gpus_per_node or asks_late) and (one.trains or one.in_shell)
+        return (script.request.gpus_per_node != 0 or asks_late) and (one.trains or one.in_shell)
     return bool(one.agent) and number(one.agent_options.get("nproc-per-node")) is not None
 
 

@@ -639,6 +639,16 @@ def test_each_option_of_qsub_is_handed_on_told_or_the_same_with_us(
     assert made.left == tuple(f"line 3: {one}" for one in left)
 
 
+def test_sizes_of_pbs_without_select_are_given_to_submit_alone() -> None:
+    asked = "#PBS -q gpuvolta -P ab12\n#PBS -l ncpus=96,ngpus=8\n#PBS -l mem=700GB\n"
+    made = converted(f"{asked}torchrun t.py\n")
+    assert made.lines == ("apptrain submit --cluster NAME --partition gpuvolta --account ab12 -- t.py",)
+    how = "of one node or of all together, as the site has it: give --nodes and --gpus-per-node to submit"
+    assert made.left == tuple(
+        f"line {at}: -l {name}: {how}" for at, name in ((2, "ncpus"), (2, "ngpus"), (3, "mem"))
+    )
+
+
 @pytest.mark.parametrize(
     ("walltime", "time"),
     [("45", "0:00:45"), ("5400", "1:30:00"), ("1:00", "1:00"), ("24:00:00", "24:00:00"), ("$T", '"$T"')],

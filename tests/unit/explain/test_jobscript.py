@@ -813,6 +813,22 @@ def test_a_program_beside_the_training_is_no_training_on_the_first_node(tmp_path
     assert "(first-node-only)" in limited(tmp_path, "explain", "x.sh").stdout
 
 
+def test_sizes_of_all_nodes_together_are_not_held_against_those_of_one(tmp_path: Path) -> None:
+    asked = "#!/bin/bash\n#PBS -q gpuvolta\n#PBS -l ngpus=8,ncpus=96\n#PBS -l mem=700GB\n"
+    loop = f"for node in $(uniq $PBS_NODEFILE); do\n  ssh $node '{TORCHRUN} t.py' < /dev/null &\ndone\nwait\n"
+    (tmp_path / "x.pbs").write_text(f"{asked}{loop}")
+    ended = limited(tmp_path, "explain", "x.pbs")
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (1, "nothing was found that must be mended")
+    assert "  apptrain submit --cluster NAME --partition gpuvolta -- t.py\n" in ended.stdout
+    assert "qsub" not in ended.stdout
+
+
+@pytest.mark.parametrize("asked", ["#SBATCH --gpus=8 --nodes=2-4", "#PBS -l ncpus=8,ngpus=2"])
+def test_an_image_is_to_have_gpus_of_which_the_number_on_a_node_is_not_known(asked: str) -> None:
+    found = traps.find(f"#!/bin/bash\n{asked}\napptainer exec x.sif torchrun --standalone t.py\n")
+    assert "no-nv" in [one.trap.id for one in found]
+
+
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text(
         f"#!/bin/bash\ntouch {tmp_path}/run\nsrun torchrun --nnodes=$(touch {tmp_path}/run) x.py\n"

@@ -100,7 +100,10 @@ def test_a_directive_counts_up_to_the_first_command() -> None:
         (["#PBS -l select=2:ncpus=8:ngpus=4+1:ncpus=8"], 3, None, 4),
         (["#PBS -lselect=4:naccelerators=2"], 4, None, 2),
         (["#PBS -l nodes=2:ppn=4,walltime=1:00"], 2, None, 0),
-        (["#PBS -l ncpus=8,ngpus=2"], 1, None, 2),
+        (["#PBS -l ncpus=96", "#PBS -l ngpus=8"], None, None, None),
+        (["#PBS -l ncpus=8"], None, None, 0),
+        (["#PBS -l mem=8gb"], 1, None, 0),
+        (["#PBS -l nodes=2", "#PBS -l ngpus=3"], 2, None, 3),
         (["#PBS -V -l select=3"], 3, None, 0),
         (["#SBATCH"], 1, 1, 0),
         (["#SBATCH -N 12345678"], 12345678, 1, 0),
@@ -126,7 +129,7 @@ def test_a_directive_counts_up_to_the_first_command() -> None:
         (["#PBS -l select=2:mygpus=1"], 2, None, 0),
         (["#PBS -l nodes=gpu01:ppn=4"], 1, None, 0),
         (["#PBS -l select=2", "#PBS -l ngpus=3"], 2, None, 3),
-        (["#PBS -l ngpus=0"], 1, None, 0),
+        (["#PBS -l ngpus=0"], None, None, 0),
     ],
 )
 def test_what_is_asked_of_the_scheduler_is_counted_as_it_counts(
