@@ -105,6 +105,8 @@ _FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
 """What the shell fills in, from the innermost on."""
 _DEEPEST = 8
 """Brackets in brackets that are looked into."""
+_BARE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::\?)?\})")
+"""A variable without quotes, of which the shell makes as many words as it holds."""
 _FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
 """Where the shell begins to fill something in."""
 _REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()")
@@ -155,6 +157,9 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
     script = replace(script, request=_meant(script, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
+    if arguments and (bare := _BARE.fullmatch(arguments[0])):
+        # Without a word behind -- the reference job would start.
+        arguments[0] = f"${{{bare['name'] or bare['braced']}:?}}"
     why = _refused(training, arguments)
     lines = [] if why else [" ".join(words) for words in _lines(script, training, arguments)]
     if any(len(line) > MOST for line in lines):
@@ -234,6 +239,8 @@ def _argument(word: Word, *, is_filled: bool) -> str:
     """The same of a word of the script: what its shell leaves as it is stays so. `is_filled`: a shell around
     it fills in also what stands in single quotes."""
     word = replace(word, raw=_from_home(word.raw))
+    if _BARE.fullmatch(word.raw):
+        return word.raw
     if not _FILLS_IN.search(_read(word, is_filled=is_filled)):
         return shlex.quote(word.text)
     escaped = (
@@ -370,10 +377,15 @@ def _qsub(asked: ScriptRequest, before: Sequence[str], arguments: Sequence[str])
 
 def _assigned(words: Sequence[str]) -> str:
     """These words of a shell as the value of a variable, in which it fills in what it would in the words:
-    those in double quotes have something to fill in."""
-    if not any(word.startswith('"') for word in words):
+    in those in double quotes, and in variables without."""
+    if not any(word.startswith(('"', "$")) for word in words):
         return shlex.quote(" ".join(words))
-    texts = (re.sub(r'\\["\\]|"' if word.startswith('"') else r'["\\$`]', _escaped, word) for word in words)
+    texts = (
+        word
+        if _BARE.fullmatch(word)
+        else re.sub(r'\\["\\]|"' if word.startswith('"') else r'["\\$`]', _escaped, word)
+        for word in words
+    )
     return '"' + " ".join(texts) + '"'
 
 

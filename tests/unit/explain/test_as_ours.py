@@ -143,7 +143,8 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
         ("python t.py 2> >(tee '>&2') a '>' '|' '2>b' \\>c", "t.py a '>' '|' '2>b' '>c'"),
         ("torchrun 2> err t.py a", "t.py a"),
         ("python t.py | tee log", "t.py"),
-        ("python t.py 'a b' $X", "t.py 'a b' \"$X\""),
+        ("python t.py 'a b' $X", "t.py 'a b' $X"),
+        ('python t.py ${X} "$X" --x=$X', 't.py ${X} "$X" "--x=$X"'),
         ("python t.py '$X\"'", "t.py '$X\"'"),
     ],
 )
@@ -370,7 +371,16 @@ def test_a_helper_behind_the_training_is_for_afterwards() -> None:
 def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     made = converted(f"{ASKED}srun torchrun t.py --lr $LR\n")
     assert made.left == ("line 3: variables in the arguments are filled in where you submit",)
-    assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
+    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 2 -- t.py --lr $LR"
+
+
+@pytest.mark.parametrize("asked", [ASKED, "#PBS -l select=2\n", ""])
+@pytest.mark.parametrize("program", ["$PROGRAM", "${PROGRAM}"])
+def test_a_program_that_a_variable_names_has_to_be_set(asked: str, program: str) -> None:
+    for line in converted(f"{asked}torchrun {program} $ARGS\n").lines:
+        assert "-- ${PROGRAM:?} $ARGS" in line
+        ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env={}, check=False)
+        assert "PROGRAM: parameter null or not set" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -379,6 +389,10 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
         ("$PWD/t.py --name 'a b'", ["/here/t.py", "--name", "a b"]),
         ("t.py 'a$PWD`b' \"a $PWD\"", ["t.py", "a$PWD`b", "a /here"]),
         ("t.py 'x-${PWD}.pt' \\$5 'a`id`b'", ["t.py", "x-${PWD}.pt", "$5", "a`id`b"]),
+        (
+            't.py $ARGS ${ARGS} "$ARGS" \'$ARGS\' $UNSET "$UNSET" $PWD',
+            ["t.py", *["--lr", "1e-3", "--wd", "0"] * 2, "--lr  1e-3 --wd 0", "$ARGS", "", "/here"],
+        ),
         (
             "~/t.py ~/'a b'-$PWD '~/c' \"~/d\" e~/f",
             ["/home/me/t.py", "/home/me/a b-/here", "~/c", "~/d", "e~/f"],
@@ -394,7 +408,7 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
 )
 def test_the_shell_fills_in_what_it_would_in_the_script(arguments: str, program: list[str]) -> None:
     made = converted(f"#PBS -l select=2:ngpus=4\npbsdsh -- torchrun {arguments}\n")
-    before = "HOME=/home/me; PWD=/here; pwd() { echo /there; }; "
+    before = "HOME=/home/me; PWD=/here; ARGS='--lr  1e-3 --wd 0'; pwd() { echo /there; }; "
     qsub, submit = (
         subprocess.run(["bash", "-c", before + script], capture_output=True, text=True, check=True).stdout
         for script in (
@@ -413,7 +427,7 @@ def test_the_line_has_what_variables_of_the_script_hold() -> None:
         'export CMD="`pwd`/t.py $MODEL"\n'
         "srun bash -c 'torchrun ${MEET[@]} --node_rank $SLURM_NODEID $CMD --save /d'\n"
     )
-    line = 'apptrain submit --cluster NAME --nodes 2 -- "$(pwd)/t.py" --layers 24 --lr "$LR" --save /d'
+    line = 'apptrain submit --cluster NAME --nodes 2 -- "$(pwd)/t.py" --layers 24 --lr $LR --save /d'
     assert made.lines[1] == line
     assert made.left == ("line 6: variables in the arguments are filled in where you submit",)
 
