@@ -303,7 +303,7 @@ def _sbatch(script: Script) -> Iterator[str]:
     if script.nodes:
         yield f"--nodes={script.nodes}"
     if asked.gpus_per_node:
-        typed = asked.find("gres", "gpus-per-node")
+        typed = asked.find("gpus-per-node") or asked.find("gres")
         kind = _gpu_type(typed.value) if typed else ""
         yield f"--gpus-per-node={_word(f'{kind}{asked.gpus_per_node}')}"
     elif asked.gpus_per_node == 0:
@@ -332,7 +332,9 @@ def _words_of_qsub(option: AskedOption) -> Iterator[str]:
 
 
 def _gpu_type(value: str) -> str:
-    parts = value.removeprefix("gpu:").split(":")
+    """Of a --gpus-per-node, or of the GPUs of a --gres; with its colon."""
+    of_gpus = next((one for one in value.split(",") if one.startswith("gpu")), value)
+    parts = of_gpus.removeprefix("gpu:").split(":")
     return f"{parts[0]}:" if len(parts) > 1 and not parts[0].isdigit() else ""
 
 

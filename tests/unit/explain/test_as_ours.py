@@ -44,6 +44,13 @@ def converted(text: str) -> Converted:
             ],
         ),
         (
+            f"{ASKED}#SBATCH --gres=nvme:1,gpu:a100:2\nsrun torchrun t.py\n",
+            [
+                "sbatch --nodes=2 --gpus-per-node=a100:2 slurm/multinode.sbatch -- t.py",
+                "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 2 -- t.py",
+            ],
+        ),
+        (
             f"{ASKED}#SBATCH --ntasks-per-node=4 --cpus-per-task=8 --gres=gpu:4\nsrun python t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=32 slurm/multinode.sbatch -- t.py",
