@@ -105,6 +105,12 @@ _FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
 """What the shell fills in, from the innermost on."""
 _DEEPEST = 8
 """Brackets in brackets that are looked into."""
+_OF_CPU = re.compile(
+    r"(?i)--(?:use[-_])?cpu(?![-\w])|\bdevice[ =]cpu\b|\bno[-_]cuda\b|\bpartition=\S{0,80}cpu"
+    r"|CUDA_VISIBLE_DEVICES=(?:-1|\"\"|''|\s|$)"
+)
+_OF_GPU = re.compile(r"(?i)cuda|nccl|nvidia|rocm|gpu|--nv\b|\b(?:fp16|bf16|amp|[abhv]\d00|mi\d{3})")
+"""In a script whose request names no GPUs: that it is for CPUs, or for GPUs that are not counted."""
 _BARE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::\?)?\})")
 """A variable without quotes, of which the shell makes as many words as it holds."""
 _FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
@@ -113,6 +119,11 @@ _REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()"
 """Of a command, maybe behind a word without a blank; `<(...)` is none."""
 _BY_CHUNKS = "our job asks by chunks: put it into -l select"
 _TOTALS = "of one node or of all together, as the site has it: give --nodes and --gpus-per-node to submit"
+_NO_GPUS = {
+    "cpu": "the request names no GPUs: taken for a job on CPUs; where GPUs are not counted: --device cuda",
+    "cuda": "the request names no GPUs: taken for nodes whose GPUs the scheduler does not count",
+    "": "the request does not tell whether the nodes have GPUs: add --device cuda, or cpu, in front of --",
+}
 _STARTS_IN = "ranks start in the folder from which you submit"
 _WITHOUT = "our jobs start the image without it"
 _SUBMITTED_FROM = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::?-[^{}]*)?\}?/?|\./?|-")
@@ -191,16 +202,51 @@ def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterat
     images = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
     binds = _binds(training)
     before = [*images, *(["APPTRAIN_BIND=" + _word("\n".join(binds))] if binds else [])]
-    own = ["--", *map(_in_one_line, arguments)]
+    of_job = _options_of_job(script, training)
+    own = [*of_job, "--", *map(_in_one_line, arguments)]
     if script.request.scheduler == "slurm":
         yield [*before, "sbatch", *_sbatch(script), OURS, *own]
     elif script.request.scheduler == "pbs":
         if not script.request.has_totals:  # else our job script would ask for a size of its own
-            yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], ["--", *arguments])
+            yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], [*of_job, "--", *arguments])
     else:
         yield [*before, "apptrain run", *(["--image"] if image else []), *own]
         return
-    yield [*images, *_submit(script, binds), *own]
+    # The profile tells submit of GPUs that are not counted.
+    yield [*images, *_submit(script, binds), *(own if "cpu" in of_job else own[len(of_job) :])]
+
+
+def _options_of_job(script: Script, training: Launch) -> Sequence[str]:
+    """What a job of ours is told if no GPUs are asked for: else it has as many ranks as GPUs."""
+    if script.request.gpus_per_node != 0:
+        return []
+    device, ranks = _device(script), _ranks(script, training)
+    return [*(["--device", device] if device else []), *(["--nproc-per-node", str(ranks)] if ranks else [])]
+
+
+def _device(script: Script) -> str:
+    """On what a job trains whose request names no GPUs; empty where nothing tells."""
+    asked = script.request
+    where = asked.find("partition", "q")
+    commands = [line for line in script.lines if not line.lstrip().startswith("#")]
+    text = "\n".join([f"partition={where.value}" if where else "", *commands])
+    if _OF_CPU.search(text):
+        return "cpu"
+    if _OF_GPU.search(text):
+        return "cuda"
+    select = asked.find("select")
+    says_sizes = asked.has_totals or (select is not None and "ncpus=" in select.value)
+    return "cpu" if asked.scheduler == "slurm" or says_sizes else ""
+
+
+def _ranks(script: Script, training: Launch) -> int | None:
+    """Of a node; None where they are not known."""
+    options = training.agent_options
+    if training.agent == "accelerate" and "num-processes" in options:
+        total = traps.number(options["num-processes"]) or 0
+        return total // script.nodes if script.nodes and total % script.nodes == 0 else None
+    given = options.get("nproc-per-node") or options.get("num-gpus")
+    return traps.number(given) if given else traps.ranks_of_node(script, training)
 
 
 def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
@@ -340,8 +386,10 @@ def _gpu_type(value: str) -> str:
 
 def _cpus(asked: ScriptRequest) -> int | None:
     """Of a node's one task: what all tasks of a node had."""
-    each = asked.number("cpus-per-task")
-    return each * (asked.tasks_per_node or 1) if each else None
+    each, tasks = asked.number("cpus-per-task"), asked.tasks_per_node or 1
+    if each is None and asked.gpus_per_node == 0 and tasks > 1:
+        each = 1  # as sbatch counts; with GPUs a site may give some for each of them
+    return each * tasks if each else None
 
 
 def _last(asked: ScriptRequest) -> list[AskedOption]:
@@ -484,6 +532,7 @@ def _profile(script: Script, variables: _Variables) -> Iterator[str]:
 
 
 def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[str]:
+    yield from _left_of_no_gpus(script, training)
     yield from _left_options(script)
     yield from _left_of_container(training)
     for one in script.launches:
@@ -523,6 +572,14 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:
         yield f"line {one.line}: a second training: a job of its own"
+
+
+def _left_of_no_gpus(script: Script, training: Launch) -> Iterator[str]:
+    if script.request.gpus_per_node != 0:
+        return
+    yield _NO_GPUS[_device(script)]
+    if _ranks(script, training) is None:
+        yield f"line {training.line}: the number of ranks on a node: give --nproc-per-node"
 
 
 def _exported(name: str) -> str:

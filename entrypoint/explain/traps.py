@@ -1181,7 +1181,7 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
 def _of_visible_devices(script: Script) -> Iterator[Found]:
     settings = _settings(script, "CUDA_VISIBLE_DEVICES")
     for one in script.trainings:
-        ranks = _ranks_of_node(script, one)
+        ranks = ranks_of_node(script, one)
         word = _set_for(one, "CUDA_VISIBLE_DEVICES", settings)
         if word and 0 < _gpus_in(word) < ranks:
             yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
@@ -1190,13 +1190,13 @@ def _of_visible_devices(script: Script) -> Iterator[Found]:
 def _of_world_size(script: Script) -> Iterator[Found]:
     settings = _settings(script, "WORLD_SIZE")
     for one in script.trainings:
-        ranks = _ranks_of_node(script, one) if one.starter == "srun" and not one.agent else 1
+        ranks = ranks_of_node(script, one) if one.starter == "srun" and not one.agent else 1
         word = _set_for(one, "WORLD_SIZE", settings)
         if word and ranks > 1 and _NODES_OF_SLURM.fullmatch(_split(word)[1].strip("'\"")):
             yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
 
 
-def _ranks_of_node(script: Script, one: Launch) -> int:
+def ranks_of_node(script: Script, one: Launch) -> int:
     """How many ranks this launch starts on a node; 1 if that is not known."""
     if one.agent:
         return number(one.agent_options.get("nproc-per-node")) or 1

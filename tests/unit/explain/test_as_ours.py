@@ -1,14 +1,19 @@
 """The same job as one of ours: the lines that submit it, what a profile has of it, and what is left."""
 
+import os
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from entrypoint.explain import as_ours, traps
 from entrypoint.explain.as_ours import Converted
 
-ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n"
+CHECKOUT = Path(__file__).resolve().parents[3]
+RECORDINGS = CHECKOUT / "tests/recordings"
+NODES = "#!/bin/bash\n#SBATCH --nodes=2\n"
+ASKED = "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4\n"
 
 
 def converted(text: str) -> Converted:
@@ -27,7 +32,7 @@ def converted(text: str) -> Converted:
         ("apptainer exec docker://x torchrun t.py\n", ["apptrain run --image -- t.py"]),
         ("apptainer exec '/my images/x' torchrun t.py\n", ["APPTRAIN_IMAGE='/my images/x' apptrain run --image -- t.py"]),
         (
-            f"{ASKED}#SBATCH --gres=gpu:a100:4 -A lab -q high -p gpu -t 5 -J 'a b'\nsrun torchrun t.py\n",
+            f"{NODES}#SBATCH --gres=gpu:a100:4 -A lab -q high -p gpu -t 5 -J 'a b'\nsrun torchrun t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=a100:4 --account=lab --qos=high --partition=gpu --time=5 "
                 "--job-name='a b' slurm/multinode.sbatch -- t.py",
@@ -36,7 +41,7 @@ def converted(text: str) -> Converted:
             ],
         ),
         (
-            f"{ASKED}#SBATCH --gpus-per-node=h100:2 --exclusive --mem=1G -p a\n#SBATCH -p b\nsrun torchrun t.py\n",
+            f"{NODES}#SBATCH --gpus-per-node=h100:2 --exclusive --mem=1G -p a\n#SBATCH -p b\nsrun torchrun t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=h100:2 --exclusive --mem=1G --partition=b slurm/multinode.sbatch "
                 "-- t.py",
@@ -44,28 +49,28 @@ def converted(text: str) -> Converted:
             ],
         ),
         (
-            f"{ASKED}#SBATCH --gres=nvme:1,gpu:a100:2\nsrun torchrun t.py\n",
+            f"{NODES}#SBATCH --gres=nvme:1,gpu:a100:2\nsrun torchrun t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=a100:2 slurm/multinode.sbatch -- t.py",
                 "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 2 -- t.py",
             ],
         ),
         (
-            f"{ASKED}#SBATCH --ntasks-per-node=4 --cpus-per-task=8 --gres=gpu:4\nsrun python t.py\n",
+            f"{NODES}#SBATCH --ntasks-per-node=4 --cpus-per-task=8 --gres=gpu:4\nsrun python t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=32 slurm/multinode.sbatch -- t.py",
                 "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- t.py",
             ],
         ),
         (
-            f"{ASKED}srun torchrun t.py\n",
+            f"{NODES}srun torchrun t.py\n",
             [
-                "sbatch --nodes=2 --gpus-per-node=0 slurm/multinode.sbatch -- t.py",
-                "apptrain submit --cluster NAME --nodes 2 -- t.py",
+                "sbatch --nodes=2 --gpus-per-node=0 slurm/multinode.sbatch --device cpu --nproc-per-node 1 -- t.py",
+                "apptrain submit --cluster NAME --nodes 2 --device cpu --nproc-per-node 1 -- t.py",
             ],
         ),
         (
-            f"{ASKED}#SBATCH --gres=gpu\nsrun torchrun t.py\n",
+            f"{NODES}#SBATCH --gres=gpu\nsrun torchrun t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=1 slurm/multinode.sbatch -- t.py",
                 "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 1 -- t.py",
@@ -76,13 +81,13 @@ def converted(text: str) -> Converted:
             ["sbatch --cpus-per-task=3 slurm/multinode.sbatch -- t.py", "apptrain submit --cluster NAME -- t.py"],
         ),
         (
-            "#!/bin/bash\n#PBS -l select=1:ncpus=8 -q gpu\n#PBS -N a -P p -A acc -W x=1 -M me@x -m be -p 5 -J 1-3 -V\n"
+            "#!/bin/bash\n#PBS -l select=1:ncpus=8:ngpus=1 -q gpu\n#PBS -N a -P p -A acc -W x=1 -M me@x -m be -p 5 -J 1-3 -V\n"
             "torchrun t.py\n",
             [
-                "APPTRAIN_ARGS='-- t.py' qsub -l select=1:ncpus=8 -q gpu -N a -P p -A acc -W x=1 -M me@x -m be -p 5 "
+                "APPTRAIN_ARGS='-- t.py' qsub -l select=1:ncpus=8:ngpus=1 -q gpu -N a -P p -A acc -W x=1 -M me@x -m be -p 5 "
                 "-J 1-3 -v APPTRAIN_ARGS pbs/multinode.pbs",
-                "apptrain submit --cluster NAME --nodes 1 --partition gpu --account acc -N a -W x=1 -M me@x -m be -p 5 "
-                "-J 1-3 -- t.py",
+                "apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 --partition gpu --account acc -N a -W x=1 "
+                "-M me@x -m be -p 5 -J 1-3 -- t.py",
             ],
         ),
         (
@@ -378,7 +383,7 @@ def test_a_helper_behind_the_training_is_for_afterwards() -> None:
 def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     made = converted(f"{ASKED}srun torchrun t.py --lr $LR\n")
     assert made.left == ("line 3: variables in the arguments are filled in where you submit",)
-    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 2 -- t.py --lr $LR"
+    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- t.py --lr $LR"
 
 
 @pytest.mark.parametrize("asked", [ASKED, "#PBS -l select=2\n", ""])
@@ -434,7 +439,7 @@ def test_the_line_has_what_variables_of_the_script_hold() -> None:
         'export CMD="`pwd`/t.py $MODEL"\n'
         "srun bash -c 'torchrun ${MEET[@]} --node_rank $SLURM_NODEID $CMD --save /d'\n"
     )
-    line = 'apptrain submit --cluster NAME --nodes 2 -- "$(pwd)/t.py" --layers 24 --lr $LR --save /d'
+    line = 'apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- "$(pwd)/t.py" --layers 24 --lr $LR --save /d'
     assert made.lines[1] == line
     assert made.left == ("line 6: variables in the arguments are filled in where you submit",)
 
@@ -452,7 +457,7 @@ def test_the_line_has_what_variables_of_the_script_hold() -> None:
 )
 def test_a_value_that_has_quotes_or_changes_is_left_to_its_variable(setting: str) -> None:
     made = converted(f'{ASKED}{setting}\nsrun torchrun t.py --lr "$LR"\n')
-    assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
+    assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- t.py --lr "$LR"'
 
 
 @pytest.mark.parametrize(
@@ -481,6 +486,92 @@ def test_variables_in_the_arguments_that_only_a_job_has_are_told(
 def test_brackets_without_an_end_take_no_time() -> None:
     deep = f"export X={'(' * 50_000}$SLURM_JOB_ID{')' * 50_000}\n" + "export Y=$SLURM_NNODES\n"
     assert converted(f"{ASKED}{deep}srun torchrun t.py\n").left == (f"line 3: X: {INSIDE}",)
+
+
+CPU_JOB = "the request names no GPUs: taken for a job on CPUs; where GPUs are not counted: --device cuda"
+NOT_COUNTED = "the request names no GPUs: taken for nodes whose GPUs the scheduler does not count"
+NOT_TOLD = "the request does not tell whether the nodes have GPUs: add --device cuda, or cpu, in front of --"
+BY_TORCHRUN = "srun torchrun --nnodes=2 --nproc_per_node=4 t.py"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "told"),
+    [
+        (f"{NODES}{BY_TORCHRUN} --device cpu", "--device cpu --nproc-per-node 4", CPU_JOB),
+        (f"{NODES}{BY_TORCHRUN}", "--device cpu --nproc-per-node 4", CPU_JOB),
+        (f"{NODES}#SBATCH -n 16\nsrun python t.py", "--device cpu --nproc-per-node 8", CPU_JOB),
+        (f"{NODES}srun --ntasks-per-node=3 python t.py", "--device cpu --nproc-per-node 3", CPU_JOB),
+        (f"{NODES}srun accelerate launch --cpu --num_processes 6 t.py", "--device cpu --nproc-per-node 3", CPU_JOB),
+        (f"{NODES}srun deepspeed --num_gpus 3 t.py", "--device cuda --nproc-per-node 3", NOT_COUNTED),
+        (f"{NODES}#SBATCH -p cpu\nmodule load cuda\nsrun python t.py", "--device cpu --nproc-per-node 1", CPU_JOB),
+        (f"{NODES}export CUDA_VISIBLE_DEVICES=''\nsrun python t.py", "--device cpu --nproc-per-node 1", CPU_JOB),
+        (f"{NODES}srun --cpu-bind=no python t.py --amp", "--device cuda --nproc-per-node 1", NOT_COUNTED),
+        (f"{NODES}#SBATCH -p mi2104x\n{BY_TORCHRUN}", "--device cuda --nproc-per-node 4", NOT_COUNTED),
+        (f"{NODES}# on cpu, no gpu\n{BY_TORCHRUN}", "--device cpu --nproc-per-node 4", CPU_JOB),
+        ("#PBS -l select=2:ncpus=8\nmpiexec -n 8 --ppn 4 python t.py", "--device cpu --nproc-per-node 4", CPU_JOB),
+        ("#PBS -l select=2:system=x\nmpiexec -n 8 --ppn 4 python t.py", "--nproc-per-node 4", NOT_TOLD),
+        ("#PBS -l select=2 -q gpu\npbsdsh -- torchrun --nproc_per_node=2 t.py", "--device cuda --nproc-per-node 2", NOT_COUNTED),
+    ],
+)  # fmt: skip
+def test_a_job_that_asks_for_no_gpus_is_told_its_device_and_ranks(
+    script: str, options: str, told: str
+) -> None:
+    made = converted(f"{script}\n")
+    line, submit = made.lines
+    own = " --device cpu" if script.endswith(" --device cpu") else ""
+    assert f"multinode.sbatch {options} -- t.py" in line or f"APPTRAIN_ARGS='{options} -- t.py{own}'" in line
+    assert (f" {options} -- t.py" in submit) == (told == CPU_JOB)
+    assert told in made.left
+    assert told == CPU_JOB or "--device" not in submit
+
+
+def test_ranks_that_only_the_shell_knows_are_told() -> None:
+    made = converted(f"{NODES}srun torchrun --nproc_per_node=$N t.py\n")
+    assert made.lines[0].endswith("slurm/multinode.sbatch --device cpu -- t.py")
+    assert made.left == (CPU_JOB, "line 3: the number of ranks on a node: give --nproc-per-node")
+
+
+def test_tasks_of_a_job_on_cpus_keep_their_cores() -> None:
+    made = converted(f"{NODES}#SBATCH --ntasks-per-node=8\nsrun python t.py\n")
+    assert "--gpus-per-node=0 --cpus-per-task=8 slurm" in made.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "environment"),
+    [
+        (f"{NODES}{BY_TORCHRUN} --device cpu\n", ["slurm/cpu-only.task0.env"]),
+        (f"{NODES}#SBATCH --ntasks-per-node=4\nsrun python t.py\n", ["slurm/gres-step-none.task0.env"]),
+        (
+            "#PBS -l select=2:ncpus=8\nmpiexec -n 8 --ppn 4 python t.py\n",
+            ["openpbs/sel2_scatter/tmrsh-pbsn1.env", "openpbs/sel2_scatter/nodefile"],
+        ),
+    ],
+)
+def test_what_is_proposed_for_a_job_on_cpus_starts_its_ranks(
+    script: str, environment: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").touch()
+    own, submit = converted(script).lines
+    files = zip(("--env-file", "--nodefile"), environment, strict=False)
+    plan = " ".join(["apptrain plan", *(f"{option} {RECORDINGS}/{name}" for option, name in files)])
+    sbatch = f'sbatch() {{ while [[ $1 != *.sbatch ]]; do shift; done; {plan} "${{@:2}}"; }}'
+    qsub = f'qsub() {{ eval "{plan} $APPTRAIN_ARGS"; }}'
+    planned = run(f"{sbatch}; {qsub}; {own}", tmp_path)
+    assert ("device cpu" in planned, "nproc_per_node 4" in planned) == (True, True)
+    for profile in ("generic", "generic-pbs"):
+        assert "--device cpu --nproc-per-node 4" in run(
+            submit.replace("NAME", f"{profile} --dry-run"), tmp_path
+        )
+
+
+def run(line: str, folder: Path) -> str:
+    """What bash prints, with one blank between its words."""
+    environment = {"HOME": str(folder), "PATH": f"{CHECKOUT}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
 
 
 def test_a_script_without_a_training_has_no_line() -> None:
@@ -522,7 +613,8 @@ def test_a_late_directive_that_no_trap_names_is_not_meant() -> None:
     script = traps.read(f"{LATE}srun torchrun t.py\n")
     found = [one for one in traps.find(script.text) if one.trap is not traps.LATE or one.line == 5]
     assert as_ours.convert(script, found).lines[0] == (
-        "sbatch --nodes=1 --gpus-per-node=0 --partition=gpu --time=16:00:00 slurm/multinode.sbatch -- t.py"
+        "sbatch --nodes=1 --gpus-per-node=0 --partition=gpu --time=16:00:00 slurm/multinode.sbatch "
+        "--device cuda --nproc-per-node 1 -- t.py"
     )
 
 
@@ -623,7 +715,7 @@ def test_each_option_of_sbatch_is_handed_on_told_or_the_same_with_us(
     asked: str, words: str, left: list[str]
 ) -> None:
     made = converted(f"{ASKED}#SBATCH {asked}\nsrun torchrun t.py\n")
-    assert made.lines[0] == f"sbatch --nodes=2 --gpus-per-node=0{words} slurm/multinode.sbatch -- t.py"
+    assert made.lines[0] == f"sbatch --nodes=2 --gpus-per-node=4{words} slurm/multinode.sbatch -- t.py"
     assert made.left == tuple(f"line 3: {one}" for one in left)
 
 
@@ -653,9 +745,9 @@ def test_sizes_that_are_not_known_before_are_told() -> None:
 def test_each_option_of_qsub_is_handed_on_told_or_the_same_with_us(
     asked: str, words: str, left: list[str]
 ) -> None:
-    made = converted(f"#!/bin/bash\n#PBS -l select=1\n#PBS {asked}\ntorchrun t.py\n")
+    made = converted(f"#!/bin/bash\n#PBS -l select=1:ngpus=1\n#PBS {asked}\ntorchrun t.py\n")
     assert made.lines[0] == (
-        f"APPTRAIN_ARGS='-- t.py' qsub -l select=1{words} -v APPTRAIN_ARGS pbs/multinode.pbs"
+        f"APPTRAIN_ARGS='-- t.py' qsub -l select=1:ngpus=1{words} -v APPTRAIN_ARGS pbs/multinode.pbs"
     )
     assert made.left == tuple(f"line 3: {one}" for one in left)
 
@@ -675,8 +767,10 @@ def test_sizes_of_pbs_without_select_are_given_to_submit_alone() -> None:
     [("45", "0:00:45"), ("5400", "1:30:00"), ("1:00", "1:00"), ("24:00:00", "24:00:00"), ("$T", '"$T"')],
 )
 def test_a_walltime_of_pbs_in_seconds_is_no_number_of_minutes(walltime: str, time: str) -> None:
-    made = converted(f"#!/bin/bash\n#PBS -l select=1 -l walltime={walltime}\ntorchrun t.py\n")
-    assert made.lines[1] == f"apptrain submit --cluster NAME --nodes 1 --time {time} -- t.py"
+    made = converted(f"#!/bin/bash\n#PBS -l select=1:ngpus=1 -l walltime={walltime}\ntorchrun t.py\n")
+    assert (
+        made.lines[1] == f"apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 --time {time} -- t.py"
+    )
 
 
 def test_submit_is_given_the_options_of_sbatch_that_no_profile_knows() -> None:
@@ -685,9 +779,12 @@ def test_submit_is_given_the_options_of_sbatch_that_no_profile_knows() -> None:
         "srun torchrun t.py\n"
     )
     options = "--array=0-9 --output=%x.out --signal=B:USR2@60"
-    assert made.lines[1] == f"apptrain submit --cluster NAME --nodes 2 {options} -- t.py"
+    assert made.lines[1] == f"apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 {options} -- t.py"
 
 
 def test_submit_is_given_the_resources_of_a_whole_job_of_pbs() -> None:
-    made = converted("#!/bin/bash\n#PBS -l select=1 -l filesystems=home:eagle\ntorchrun t.py\n")
-    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 1 -l filesystems=home:eagle -- t.py"
+    made = converted("#!/bin/bash\n#PBS -l select=1:ngpus=1 -l filesystems=home:eagle\ntorchrun t.py\n")
+    assert (
+        made.lines[1]
+        == "apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 -l filesystems=home:eagle -- t.py"
+    )

@@ -706,7 +706,7 @@ def test_what_cannot_be_read_is_no_script(tmp_path: Path) -> None:
 
 
 MENDED = "#!/bin/bash\n#SBATCH --gpus-per-node=1 --output=/dev/null\nsrun --kill-on-bad-exit python t.py\n"
-BARE = "#!/bin/bash\n#SBATCH --time=5 -N2\nmodule load x\nexport A=1\nsrun -K python t.py x\x1b[31m\n"
+BARE = "#!/bin/bash\n#SBATCH --time=5 -N2 --gpus-per-node=1\nmodule load x\nexport A=1\nsrun -K python t.py x\x1b[31m\n"
 
 
 def test_traps_are_told_with_their_lines_why_and_what_to_do(
@@ -737,8 +737,8 @@ def test_remarks_and_what_is_not_carried_over_stand_behind_them(
         "saves; under PBS a clock of your own. Frequent checkpoints do too.",
         "",
         "the same job as one of ours:",
-        "  sbatch --nodes=2 --gpus-per-node=0 --time=5 slurm/multinode.sbatch -- t.py 'x'$'\\033''[31m'",
-        "  or: apptrain submit --cluster NAME --nodes 2 --time 5 -- t.py 'x'$'\\033''[31m'",
+        "  sbatch --nodes=2 --gpus-per-node=1 --time=5 slurm/multinode.sbatch -- t.py 'x'$'\\033''[31m'",
+        "  or: apptrain submit --cluster NAME --nodes 2 --gpus-per-node 1 --time 5 -- t.py 'x'$'\\033''[31m'",
         "  in a profile: modules: [x]",
         "  not carried over: line 4: A: export it where you submit; APPTRAIN_PASS=A for the ranks",
     ]
