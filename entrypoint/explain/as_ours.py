@@ -180,7 +180,7 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     return Converted(
         tuple(lines),
         tuple(_profile(script, variables)),
-        (*filter(None, [why]), *_left(script, training, variables)),
+        (*filter(None, [why]), *dict.fromkeys(_left(script, training, variables))),
     )
 
 

@@ -375,6 +375,11 @@ def test_the_training_is_what_a_launcher_starts_else_srun_else_the_script(body: 
     assert converted(f"{ASKED}{body}").lines[1].endswith(f" -- {program}")
 
 
+def test_what_is_not_carried_over_of_a_line_is_told_once() -> None:
+    made = converted(f"{ASKED}{'pip install x; python get.py; ' * 1000}srun torchrun t.py\n")
+    assert len(made.left) == 2
+
+
 def test_a_helper_behind_the_training_is_for_afterwards() -> None:
     told = "line 4: look.py: it runs on one node alone: do it afterwards"
     assert told in converted(f"{ASKED}srun torchrun t.py\npython look.py\n").left
