@@ -153,7 +153,9 @@ _EXPORTED = re.compile(
 )
 _BARE = re.compile(r"^[+ -]?([ \t]*)([\w.-]+)([ \t]*)=[ \t]*([^\s$<(\[{\"'.,]{6,})[ \t]*$", re.M)
 """A line of a shell script or of an INI file. With blanks it may be one of a program as well."""
-_RANDOM = re.compile(r"(?=(?:[A-Za-z+/=-]*\d){2})(?=[\d+/=-]*[A-Za-z])[A-Za-z\d+/=-]{12,}(?![\w.(\[-])")
+_RANDOM = re.compile(
+    r"(?=(?:[A-Za-z+/=-]{0,200}\d){2})(?=[\d+/=-]{0,200}[A-Za-z])[A-Za-z\d+/=-]{12,}(?![\w.(\[-])"
+)
 """A word that no program has for a name: long, with two figures or more."""
 _COMMENT = re.compile(r"(?:#|//|--|;)([^\n]*)")
 _SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*(?=[^\s$<])")
@@ -274,12 +276,6 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
     named += [match[1] for comment in _COMMENT.finditer(text) for match in _SAID.finditer(comment[1])]
     named += [match[1] for match in _LISTED.finditer(text) if match[2] not in _TYPES]
     named += [
-        match[1]
-        for place in (_OPTION, _ASSIGNED)
-        for match in place.finditer(text)
-        if _RANDOM.match(text, match.end() + text.startswith(("'", '"'), match.end()))
-    ]
-    named += [
         name
         for indent, name, blank, value in _BARE.findall(text)
         if not indent + blank or _RANDOM.fullmatch(value)
@@ -288,6 +284,16 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
         any(place.search(text) for place in (SHAPES, _LOGIN, _HEX, *_PLACES_IN_TEXT))
         or _hide_values_of(env, text) != text
         or any(map(names_secret, named))
+        or any(_has_random(place, text) for place in (_OPTION, _ASSIGNED))
+    )
+
+
+def _has_random(names: re.Pattern[str], text: str) -> bool:
+    """Whether the value of a secret is one that no program has for a name. Any other value may be part of a
+    very long word, and is not looked at."""
+    return any(
+        names_secret(found[1]) and _RANDOM.match(text, found.end() + text.startswith(("'", '"'), found.end()))
+        for found in names.finditer(text)
     )
 
 

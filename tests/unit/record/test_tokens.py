@@ -347,6 +347,7 @@ def test_what_is_all_marks_of_comments_or_empty_lines_takes_no_time() -> None:
         "-" * (1 << 20),
         "//a=" * 260_000,
         "# a:" * 260_000,
+        *("(" + unit * ((1 << 20) // len(unit)) for unit in ("a=", "1=", "a1=", "key=", "key=a1b2.")),
     ):
         assert tokens.found_in(text, {}) is False
     for unit in (
