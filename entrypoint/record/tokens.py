@@ -285,6 +285,7 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
         or _hide_values_of(env, text) != text
         or any(map(names_secret, named))
         or any(_has_random(place, text) for place in (_OPTION, _ASSIGNED))
+        or any(_has_random(_KEY, braces) for braces in _BRACES.findall(text))
     )
 
 

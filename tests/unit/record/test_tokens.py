@@ -253,6 +253,8 @@ WITH_SECRETS = (
         'srun x.py --api-key "Xk29dLqPzR77"',
         'bash -c "export HF_TOKEN=Xk29dLqPzR77; python x.py"',
         "env WANDB_API_KEY=Xk29dLqPzR77 python x.py",
+        "x.py --config '{lr: 1, api_key: Xk29dLqPzR77}'",
+        "model: {hub: {token:Xk29dLqPzR77}, lr: 1}",
         "# TODO: token=abcd",
         "x = 1  # note: password=hunter22",
     ),
@@ -302,6 +304,9 @@ def test_program_text_with_a_secret_is_known(text: str) -> None:
             "+if row['key'] == 'a':",
             "+cfg['image_key'] = 'jpg'",
             "+set(name, 'token')",
+            "+ids = {token: index for index, token in enumerate(words)}",
+            "+sizes = {key: lengths_of_1_and_2, token: Llama3Tokenizer2(path)}",
+            "+model: {key: image_of_1, token: ${oc.env:HF_TOKEN_1_OF_2}}",
             "+srun train.py --token $HF_TOKEN --key image_of_1",
             "+    parser.add_argument('--token', default=None, help='pass --token to log in')",
         ),
@@ -347,7 +352,10 @@ def test_what_is_all_marks_of_comments_or_empty_lines_takes_no_time() -> None:
         "-" * (1 << 20),
         "//a=" * 260_000,
         "# a:" * 260_000,
-        *("(" + unit * ((1 << 20) // len(unit)) for unit in ("a=", "1=", "a1=", "key=", "key=a1b2.")),
+        *(
+            "(" + unit * ((1 << 20) // len(unit))
+            for unit in ("a=", "1=", "a1=", "key=", "key=a1b2.", "{key:", "{key: a}")
+        ),
     ):
         assert tokens.found_in(text, {}) is False
     for unit in (
