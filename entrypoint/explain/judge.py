@@ -142,12 +142,17 @@ def _last_runs(
     """Of files with several runs of a job, the line with which the one begins that tells how it ended: what
     was before is of a run that is over."""
     begins = {}
-    for file in {one.file for one in timed}:
-        rows = sorted((one for one in timed if one.file == file), key=_order)
+    by_file: dict[str, list[Evidence]] = {}
+    for one in sorted(timed, key=_order):
+        if one.file in restarts:
+            by_file.setdefault(one.file, []).append(one)
+    ended: dict[str, list[int]] = {}
+    for end in ends:
+        ended.setdefault(end.file, []).append(end.number)
+    for file, rows in by_file.items():
         failures = [one for one in rows if _is_failure(one)]
-        over = [one.number for one in rows if _is_by_scheduler(one)]
-        over += [end.number for end in ends if end.file == file]
-        for place in sorted(restarts.get(file, ()), key=_number, reverse=True):
+        over = [one.number for one in rows if _is_by_scheduler(one)] + ended.get(file, [])
+        for place in sorted(restarts[file], key=_number, reverse=True):
             if place.is_head and not any(number < place.number for number in over):
                 continue
             later = [one for one in failures if one.number > place.number]

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import BinaryIO
 
 from entrypoint.explain import lines, messages
@@ -22,9 +23,10 @@ from entrypoint.explain.catalogue import Entry, Pattern
 BLOCK = 1 << 20
 LONGEST = 1 << 12
 """Bytes of a line that are looked at, around what was found."""
-MOST_OF_ONE = 20_000
-"""Lines kept of one entry, of failures and of warnings; and of one in one file, half of them the newest:"""
-MOST_IN_A_FILE = 12
+MOST_OF_ONE = 6000
+"""Lines kept of one entry, of failures and of warnings; of one in one file, half of them the newest; and
+of one in each further file, the first and the newest:"""
+MOST_IN_A_FILE, LEAST_IN_A_FILE = 12, 2
 COUNTED, TRIED = 2000, 20_000
 """Lines of one entry in one file, and lines looked at for unknown errors; further ones are not looked for."""
 MOST_TRIED = 200_000
@@ -38,8 +40,11 @@ MOST_SHAPES, MOST_SHAPE_BYTES = 100_000, 16 << 20
 NEW_SHARE, PASSED_OVER = 0.9, 15
 """With so many new shapes in a small block, the shapes of so many further ones are not looked at."""
 _DIGITS = b"0123456789"
+_TURNED = bytes.maketrans(b"\r", b"\n")
 NEAR, NEAR_BYTES = 30, 1 << 14
 """Lines, and bytes, around one that may have its time or rank."""
+_remembered = lru_cache(maxsize=256)
+"""For what is asked of the lines near each one that is read: if many are, their neighbours are the same."""
 FRAME_LINES = 6
 """Lines of the last frame of a traceback, with its source and what is marked in it, of two ranks at once."""
 _TRACEBACK = b"Traceback (most recent call last)"
@@ -365,6 +370,8 @@ class Scan:
     _pass_over: int = 0
     """Small blocks of which the shapes are not looked at."""
     _files: int = 0
+    _counts: Counter[str] = field(default_factory=Counter)
+    """Lines of this file of each entry, and those that were tried of each kind."""
     _tried: Counter[bytes] = field(default_factory=Counter)
     """Lines of this file with a key."""
     _head: bytes = b""
@@ -380,6 +387,7 @@ class Scan:
         """Reads at most `most` bytes of an open file; whether that was all of it. Raises OSError,
         EOFError and what a decompressor raises."""
         self._files += 1
+        self._counts.clear()
         self._tried.clear()
         number, left = 1, most
         before = ahead = rest = self._head = b""
@@ -442,25 +450,23 @@ class Scan:
                 return
             self._keep(fresh)
             self._pass_over = PASSED_OVER if len(fresh) > NEW_SHARE * len(shapes) else 0
-        places = self._places(part, name, is_tail=is_tail)
+        places = self._places(part, is_tail=is_tail)
         if not places:
             self._hot -= shapes  # there are so many of them that no more are read
         number, last = first, begin
-        for start in sorted(places):
+        for start, shape, stands_for in _to_read(part, sorted(places), self.index.figures):
             number += block.count(b"\n", last, begin + start)
             last = begin + start
             if len(self._hot) < MOST_SHAPES:
-                self._hot.add(
-                    part[start : part.find(b"\n", start) % (len(part) + 1)].translate(None, _DIGITS)
-                )
-            self._line(block, begin + start, begin + places[start], name, number)
+                self._hot.add(shape)
+            self._line(block, begin + start, begin + places[start], name, number, stands_for)
 
     def _shapes(self, part: bytes) -> set[bytes]:
         """The lines without their digits; none where those before were all new, so that it does not pay."""
         if self._pass_over and not self._is_head_sought():
             self._pass_over -= 1
             return set()
-        return set(part.translate(None, _DIGITS).split(b"\n"))
+        return set(part.translate(_TURNED, _DIGITS).split(b"\n"))
 
     def _is_head_sought(self) -> bool:
         return bool(self._head) and len(self._heads) <= MOST_HEADS
@@ -484,44 +490,45 @@ class Scan:
         self._seen |= fresh
         self._seen_bytes += sum(map(len, fresh))
 
-    def _places(self, part: bytes, name: str, *, is_tail: bool) -> dict[int, int]:
+    def _places(self, part: bytes, *, is_tail: bool) -> dict[int, int]:
         """Where lines begin that are to be read, with where in them something was found."""
         all_words = part.translate(_LETTERS).split()
         words = self.index.words.intersection(all_words)
         places: dict[int, int] = {}
-        counts = self.counts
         for word in words & self.index.by_key.keys():
             patterns = self.index.by_key[word]
             if not is_tail:
-                patterns = [one for one in patterns if counts[f"{one[0].id} {name}"] < COUNTED]
+                patterns = [one for one in patterns if self._counts[one[0].id] < COUNTED]
             if patterns and (is_tail or self._tried[word] < MOST_TRIED):
                 self._tried[word] += _lines_with(part, word, patterns, places)
         for kind, of_kind in (("error", OF_ERRORS), ("ours", OF_OURS), ("restart", OF_RESTARTS)):
-            self._try(kind, words & of_kind, part, name, places, is_tail=is_tail)
+            self._try(kind, words & of_kind, part, places, is_tail=is_tail)
         if any(end in part for end in _ENDINGS):
-            self._try("exception", _raised(all_words), part, name, places, is_tail=is_tail)
+            self._try("exception", _raised(all_words), part, places, is_tail=is_tail)
         return places
 
     def _try(
-        self,
-        kind: str,
-        words: Iterable[bytes],
-        part: bytes,
-        name: str,
-        places: dict[int, int],
-        *,
-        is_tail: bool,
+        self, kind: str, words: Iterable[bytes], part: bytes, places: dict[int, int], *, is_tail: bool
     ) -> None:
         """Adds the lines with these words, as far as those of this kind are looked for."""
-        counts, tried = self.counts, f"tried {kind} {name}"
-        if is_tail or (counts[f"{kind} {name}"] < COUNTED and counts[tried] < TRIED):
+        counts, tried = self._counts, f"tried {kind}"
+        if is_tail or (counts[kind] < COUNTED and counts[tried] < TRIED):
             for word in words:
                 counts[tried] += _lines_with(part, word, (), places)
 
     def _line(
-        self, block: bytes, start: int, at: int, name: str, number: int, *, ends_traceback: bool = False
+        self,
+        block: bytes,
+        start: int,
+        at: int,
+        name: str,
+        number: int,
+        stands_for: int = 1,
+        *,
+        ends_traceback: bool = False,
     ) -> None:
-        """`start`: of the line in the block; `at`: where something in it was found."""
+        """`start`: of the line in the block; `at`: where something in it was found; `stands_for`: it and the
+        lines like it that are not read."""
         end = _end(block, start)
         if end - start > LONGEST:
             start = max(start, at - LONGEST // 2)
@@ -560,9 +567,9 @@ class Scan:
             if not is_exception and not _ERROR.search(body) and not _RAISED.match(body):
                 return
         key = entry.id if entry else ("exception" if is_exception else "error")
-        self.counts[key] += 1
-        self.counts[f"{key} {name}"] += 1
-        if self.counts[f"{key} {name}"] > COUNTED and not self._is_tail:
+        self.counts[key] += stands_for
+        self._counts[key] += stands_for
+        if self._counts[key] > COUNTED and not self._is_tail:
             return
         is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
         is_end = _is_last_word(body, before, behind, is_exception=ends_traceback)
@@ -602,12 +609,10 @@ class Scan:
         last word. What a program went on after takes no other's place."""
         sort = key, one.is_mild or one.went_on
         rows = self._kept.setdefault((one.file, *sort), [])
-        if len(rows) == MOST_IN_A_FILE:
-            del rows[MOST_IN_A_FILE // 2]
-        elif self._sizes[sort] < MOST_OF_ONE:
-            self._sizes[sort] += 1
+        if len(rows) >= (MOST_IN_A_FILE if self._sizes[sort] < MOST_OF_ONE else LEAST_IN_A_FILE):
+            del rows[len(rows) // 2]
         else:
-            return
+            self._sizes[sort] += 1
         rows.append(one)
 
     def _end_of_traceback(self, block: bytes, start: int, end: int, name: str, number: int) -> None:
@@ -642,7 +647,7 @@ class Scan:
         if is_ended and (steps < LATER_STEPS or _is_continued(body, before, behind)):
             return
         if is_ended:
-            number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
+            number += next(at for at, one in enumerate(behind, 1) if _told_steps(one))
         known = self.restarts.setdefault(name, [])
         if len(known) < MOST_RESTARTS:
             known.append(Restart(number, steps))
@@ -694,7 +699,12 @@ def _order(one: Evidence) -> tuple[int, int]:
 
 def _is_of_agent(line: bytes, before: Sequence[bytes]) -> bool:
     """Whether it shows torchrun: itself, its modules, or its table of failures."""
-    return any(_AGENT.search(one) for one in (line, *before))
+    return any(map(_shows_agent, (line, *before)))
+
+
+@_remembered
+def _shows_agent(row: bytes) -> bool:
+    return _AGENT.search(row) is not None
 
 
 def _is_restart(body: bytes) -> bool:
@@ -807,10 +817,15 @@ def _first(*values: int | None) -> int | None:
 def _time(line: bytes, before: Sequence[bytes]) -> float | None:
     """That of the line, else of the nearest one before it."""
     for one in (line, *reversed(before)):
-        found = lines.time(one)
+        found = _own_time(one)
         if found is not None:
             return found
     return None
+
+
+@_remembered
+def _own_time(row: bytes) -> float | None:
+    return lines.time(row)
 
 
 def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
@@ -828,8 +843,14 @@ def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
 
 def _steps(behind: Sequence[bytes]) -> int:
     """How many different steps these lines tell of; step 0 alone may come before any is made."""
-    found = {tuple(b"".join(step) for step in _STEP.findall(one, 0, 400)) for one in behind} - {()}
+    found = set(map(_told_steps, behind)) - {()}
     return len(found) if found != {(b"0",)} else 0
+
+
+@_remembered
+def _told_steps(row: bytes) -> tuple[bytes, ...]:
+    """The numbers of the steps that a line tells of."""
+    return tuple(b"".join(step) for step in _STEP.findall(row, 0, 400))
 
 
 def _is_continued(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
@@ -837,7 +858,7 @@ def _is_continued(line: bytes, before: Sequence[bytes], behind: Sequence[bytes])
     started again begins there, at a checkpoint: no word, and no step or further end much later."""
     ended = lines.time(line)
     told = (one for one in behind if _number(one) or _BY_SCHEDULER.search(one))
-    if ended is not None and any((lines.time(one) or ended) > ended + NEXT_RUN for one in told):
+    if ended is not None and any((_own_time(one) or ended) > ended + NEXT_RUN for one in told):
         return False
     last = next((found for one in reversed(before) if (found := _number(one))), [])
     at, following = next(((at, found) for at, one in enumerate(behind) if (found := _number(one))), (0, []))
@@ -847,28 +868,38 @@ def _is_continued(line: bytes, before: Sequence[bytes], behind: Sequence[bytes])
 
 def _number(row: bytes) -> list[float]:
     """The numbers of the step that this line tells of; none for another line."""
-    return [float(b"".join(step)) for step in _STEP.findall(row, 0, 400)]
+    return [float(step) for step in _told_steps(row)]
+
+
+@_remembered
+def _says_done(row: bytes) -> bool:
+    return _SAYS_DONE.search(row, 0, 400) is not None
+
+
+@_remembered
+def _has_finished(row: bytes) -> bool:
+    return _FINISHED.search(row, 0, 400) is not None
 
 
 def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
     """Whether the program plainly did. Two steps are enough if they have times of later."""
     steps = _steps(behind)
     is_retried = steps >= LATER_STEPS and _is_mild(line, lines.body(line))
-    if steps and any(_SAYS_DONE.search(one, 0, 400) for one in behind):
+    if steps and any(map(_says_done, behind)):
         return True
-    if steps >= STEPS or is_retried or any(_FINISHED.search(one, 0, 400) for one in behind):
+    if steps >= STEPS or is_retried or any(map(_has_finished, behind)):
         return True
     if _OF_SHELL.search(lines.body(line)):
         return steps > 0
     time = _time(line, before)
     if time is None:
         return False
-    return _steps([one for one in behind if (lines.time(one) or time) > time + LATER]) >= LATER_STEPS
+    return _steps([one for one in behind if (_own_time(one) or time) > time + LATER]) >= LATER_STEPS
 
 
 def _may_go_on(behind: Sequence[bytes]) -> bool:
     """Whether the program perhaps did: what it has in a buffer may come late."""
-    return _steps(behind) > 0 or any(_SAYS_DONE.search(one, 0, 400) for one in behind)
+    return _steps(behind) > 0 or any(map(_says_done, behind))
 
 
 def _is_last_word(
@@ -947,6 +978,37 @@ def _box(rows: Iterable[bytes]) -> ProcessEnd:
     )
 
 
+def _to_read(part: bytes, starts: Iterable[int], figures: Iterable[bytes]) -> list[tuple[int, bytes, int]]:
+    """Of the lines that begin at `starts`, those to read: where each begins, its shape, and how many it
+    stands for. If many differ in their digits alone, and not in those of `figures`, the first and the last
+    ones are read: no more would be kept. All are read that name a node or begin a report, as these differ."""
+    alike: dict[bytes, list[int]] = {}
+    for at in starts:
+        alike.setdefault(part[at : _end(part, at)].translate(None, _DIGITS), []).append(at)
+    kept = []
+    for shape, all_places in alike.items():
+        for places in _by_figures(part, shape, all_places, figures):
+            count, row = len(places), part[places[0] : _end(part, places[0])]
+            if count > 2 * MOST_IN_A_FILE and not _TELLS.search(row) and not lines.node(row):
+                del places[MOST_IN_A_FILE:-MOST_IN_A_FILE]
+            kept += [(at, shape, 1) for at in places[:-1]] + [(places[-1], shape, 1 + count - len(places))]
+    return sorted(kept)
+
+
+def _by_figures(
+    part: bytes, shape: bytes, starts: list[int], figures: Iterable[bytes]
+) -> Iterable[list[int]]:
+    """Lines of one shape, if they are many, apart by which of `figures` they have."""
+    if len(starts) <= 2 * MOST_IN_A_FILE:
+        return [starts]
+    told = [one for one in figures if one.translate(None, _DIGITS) in shape]
+    found: dict[tuple[bytes, ...], list[int]] = {}
+    for at in starts:
+        row = part[at : _end(part, at)]
+        found.setdefault(tuple(one for one in told if one in row), []).append(at)
+    return found.values()
+
+
 def _lines_with(
     block: bytes, word: bytes, patterns: Sequence[tuple[Entry, Pattern]], places: dict[int, int]
 ) -> int:
@@ -1010,6 +1072,10 @@ class Index:
                 self._of_any.setdefault(key(pattern), []).append((place, entry, pattern))
         self.words = frozenset(self.by_key) | OF_ERRORS | OF_OURS | OF_RESTARTS
         """Those for which a block is searched."""
+        parts = {part for entry in entries for part in entry.none}
+        parts |= {part for rows in self.by_key.values() for _, one in rows for part in one.parts}
+        self.figures = sorted(part for part in parts if part != part.translate(None, _DIGITS))
+        """Parts of patterns with digits, in which alone two lines may differ and be of different entries."""
 
     def entry(self, line: bytes, body: bytes, frame: bytes = b"") -> Entry | None:
         """The first entry that a line is of. `frame`: the last one of a traceback before it."""

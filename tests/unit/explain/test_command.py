@@ -17,6 +17,7 @@ from entrypoint.explain import catalogue, command, judge, logs
 from entrypoint.explain.catalogue import Entry, Remedy
 from entrypoint.explain.judge import CauseFound, Judgement
 from entrypoint.explain.scan import Evidence, Index, Scan
+from tests.unit.bounds import limited
 from tests.unit.explain import good
 
 INDEX = Index(catalogue.load())
@@ -128,6 +129,19 @@ def test_memory_is_bounded_however_long_the_log_is(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", line], cwd=CHECKOUT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"x.log:300001: " in done.stdout
+
+
+def test_what_a_folder_takes_is_bounded_though_each_rank_has_many_errors(tmp_path: Path) -> None:
+    """A quarter of an hour for 1,000 such ranks, if each line were looked at in full with those near it."""
+    steps = "".join(f"step {at} loss 2.1\n" for at in range(300))
+    noise = "".join(
+        f"10:10:{at % 60:02} ERROR client: ConnectionResetError: try {at}\n" for at in range(1500)
+    )
+    for rank in range(100):
+        (tmp_path / f"rank{rank}.log").write_text(steps + noise + OOM * (rank == 70))
+    ended = limited(tmp_path, "explain", ".")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "rank70.log:1801: " in ended.stdout
 
 
 def test_a_gzip_that_would_fill_the_memory_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,18 @@
 """The first cause, and not its echoes: by the chain of the catalogue, by time, by rank."""
 
 import io
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 
 from entrypoint.batch.prepare import GOES_ON, UNTOLD
-from entrypoint.explain import catalogue, judge, lines
+from entrypoint.explain import catalogue, judge, lines, logs
 from entrypoint.explain import scan as scanning
+from entrypoint.explain.catalogue import Entry
 from entrypoint.explain.judge import Judgement
-from entrypoint.explain.scan import Evidence, Index, ProcessEnd, Scan
+from entrypoint.explain.scan import Evidence, Index, ProcessEnd, Restart, Scan
 
 INDEX = Index(catalogue.load())
 
@@ -765,6 +767,79 @@ def test_of_many_files_with_a_harmless_line_the_one_that_failed_is_named() -> No
     logs = {f"rank{at}.err": SKIPPED + PROGRESS for at in range(500)}
     (cause, *_) = of(**logs | {"rank450.err": SKIPPED + PROGRESS + GONE}).causes
     assert (cause.entry.id, cause.first.file, cause.rank) == ("file-missing", "rank450.err", 450)
+
+
+def test_of_so_many_files_that_few_lines_of_each_are_kept_the_one_that_failed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scanning, "MOST_OF_ONE", 20)
+    missing = "ERROR: no table: [Errno 2] No such file or directory: '/data/extra.json'\n" * 5 + "more\n" * 50
+    texts = {f"rank{at}.err": missing for at in range(30)}
+    (cause, *_) = of(**texts | {"rank25.err": missing + GONE}).causes
+    assert (cause.entry.id, cause.first.file, cause.rank) == ("file-missing", "rank25.err", 25)
+
+
+def test_of_lines_that_differ_in_their_digits_alone_few_are_read_and_all_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = []
+    entry = Index.entry
+
+    def counted(index: Index, line: bytes, body: bytes, frame: bytes = b"") -> Entry | None:
+        read.append(line)
+        return entry(index, line, body, frame)
+
+    monkeypatch.setattr(Index, "entry", counted)
+    noise = "".join(f"ERROR client: try {at}: no answer\n" for at in range(4000))
+    (cause, *_) = of(a=noise + OOM * 4000 + noise).causes
+    assert (cause.entry.id, cause.rank, cause.first.number, cause.count) == (
+        "cuda-out-of-memory",
+        3,
+        4001,
+        4000,
+    )
+    assert len(read) < 500
+
+
+def test_lines_that_differ_in_a_digit_that_says_what_failed_are_read() -> None:
+    reset = "OSError: [Errno 104] /data/a\n" * 50
+    assert of(a=reset + reset.replace("104", "28", 25)).causes[0].entry.id == "disk-full"
+    assert of(a=reset + "OSError: [Errno 28] /data/a\n" + reset).causes[0].entry.id == "disk-full"
+
+
+@pytest.mark.parametrize("report", [BOX, "srun: error: gpu-a0: task 0: Exited with exit code 1\n"])
+def test_the_report_of_each_of_many_nodes_is_read(report: str) -> None:
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO(report.encode() * 60), "a", 1 << 30)
+    assert len(scan.ends) == 60
+
+
+def test_what_is_near_several_lines_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    time = lines.time
+
+    def counted(line: bytes) -> float | None:
+        looked_at.append(line)
+        return time(line)
+
+    monkeypatch.setattr(lines, "time", counted)
+    names = ["".join(three) for three in itertools.product("abcdefghij", repeat=3)]
+    of(a="".join(f"ERROR: no label in {name}\n" for name in names))
+    assert len(looked_at) < 3 * len(names)
+
+
+def test_many_files_take_no_time_that_grows_with_their_square() -> None:
+    """It would take minutes, and this test its bound."""
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO((OOM + WATCHDOG + RESET).encode()), "a", 1 << 30)
+    files = [f"rank{at}.log" for at in range(logs.MOST_FILES)]
+    found = [
+        replace(one, file=file, order=(at, one.number)) for at, file in enumerate(files) for one in scan.found
+    ]
+    restarts = {file: [Restart(1, 0)] for file in files}
+    ends = [ProcessEnd(at, "", file, 2) for at, file in enumerate(files)]
+    told = judge.judge(found, catalogue.own_error(), counts={}, ends=ends, restarts=restarts)
+    assert [one.entry.id for one in told.causes] == ["cuda-out-of-memory"]
 
 
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO PREEMPTION ***\n"
