@@ -53,7 +53,7 @@ def read(arguments: Sequence[str], world_size: int) -> Asked:
     chosen = {override.partition("=")[0] for override in options.overrides}
     is_given = path.parent != configs.SHIPPED or "batch_size" in chosen
     asked = Asked(name=path.stem, config=config, resume=options.resume, is_batch_given=is_given)
-    if is_given or "accumulation" in chosen:
+    if is_given:
         configs.check_batch(config, world_size)
         return asked
     return _fitted(asked, world_size)

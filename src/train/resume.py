@@ -145,7 +145,9 @@ def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *
         if resume == "never" and not goes_on:
             _set_aside(run_dir, [own, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
             return
-        is_own = start is not None and start.path.resolve().parent == own.resolve()
+        # One of them may be a link, or be given by one.
+        places = {start.path.parent.resolve(), start.path.resolve().parent} if start else set()
+        is_own = own.resolve() in places
         step = start.checkpoint.step if start and is_own else -1
         beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
         _set_aside(run_dir, beyond, say)

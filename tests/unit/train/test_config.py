@@ -203,7 +203,8 @@ def test_a_batch_that_somebody_chose_is_kept_or_refused(tmp_path: Path) -> None:
     assert read(["--config", "digits", "batch_size=66"], 3).config.batch_size == 66
     assert read(["--config", "digits", "batch_size=66"], 3).is_batch_given
     assert read(["--config", str(written(tmp_path, "batch_size: 66"))], 3).is_batch_given
-    assert not read(["--config", "digits", "accumulation=2"], 2).is_batch_given
+    fitted = read(["--config", "digits", "accumulation=3"], 2)  # nobody has chosen that
+    assert (fitted.is_batch_given, fitted.config.batch_size) == (False, 132)
     assert not read(["--config", "digits"], 3).is_batch_given
 
 

@@ -511,6 +511,19 @@ def test_a_run_that_goes_back_to_an_earlier_past_leaves_none_of_the_later_one_to
     assert result(tmp_path)["weights_sha256"] == result(whole)["weights_sha256"]
 
 
+@pytest.mark.parametrize("resume", ["auto", "DIR"])
+def test_a_checkpoint_that_is_linked_into_the_run_is_one_of_its_own(tmp_path: Path, resume: str) -> None:
+    assert go(tmp_path / "a", "stop_at=3") == SAVED
+    own = tmp_path / "b" / "checkpoints"
+    own.mkdir(parents=True)
+    link = own / "step-00000003"
+    link.symlink_to(tmp_path / "a" / "checkpoints" / "step-00000003")
+    given = str(link) if resume == "DIR" else resume
+    assert go(tmp_path / "b", "stop_at=5", "checkpoint.keep=0", resume=given) == SAVED
+    assert began_at(tmp_path / "b") == 3
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize("given", ["never", "DIR"])
 def test_a_run_that_goes_on_by_itself_takes_its_own_newest_checkpoint(
     tmp_path: Path, whole: Path, given: str
