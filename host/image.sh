@@ -264,11 +264,9 @@ shield_mount() {
     [[ $kind == sif && -z $setuid$unmounted && $mounter != "$libexec"/* ]] || return 0
     shield=$tmp/.mount
     quote "$mounter"
-    install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}" <<END
-#!/bin/sh
-trap "" HUP USR1 USR2 TERM
-exec $answer "\$@"
-END
+    # No here-document: before 5.1 bash writes it to TMPDIR, which may be full.
+    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" |
+        install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}"
 }
 
 # Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may

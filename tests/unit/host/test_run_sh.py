@@ -461,3 +461,11 @@ def test_a_container_that_could_not_be_entered_is_done_without(
     released = ["released"] if "opened" not in state else []
     told = [*released, "says n1: nsenter ended with status 1: this task mounts the image itself", "failed"]
     assert bash(tmp_path, script) == (told if failed else [])
+
+
+def test_nothing_that_a_task_runs_before_it_has_looked_for_room_is_a_here_document() -> None:
+    """Before 5.1 bash writes each to TMPDIR, which may be full, or not be there."""
+    sourced = re.findall(r'source "\$checkout/(.*)"', RUN_SH.read_text())
+    assert len(sourced) > 5
+    for path in (RUN_SH, *(RUN_SH.parents[1] / name for name in sourced)):
+        assert not re.search(r"<<[<-]?[ '\"$\w]", path.read_text()), path
