@@ -39,6 +39,8 @@ MOST_LINES = 150
 """Lines of what the launcher said, at its beginning and at its end."""
 LONGEST_PART = 1e7
 """Seconds of a part of a start; what is longer is none."""
+LATE = 60.0
+"""Seconds within which a manifest is written after the last moment that it tells; a later one is a copy."""
 TAIL = 40
 """Last lines of the log of a rank that failed."""
 LONGEST = 400
@@ -58,7 +60,8 @@ class AttemptFacts:
     tasks: list[tuple[str, Outcome]] = field(default_factory=list)
     """Each task's node and outcome."""
     last_sign: float | None = None
-    """When its files were last written, in Unix seconds; of the last attempt if no end of it is known."""
+    """When its files were last written, in Unix seconds; of the last attempt if no end of it is known. None
+    of a copy."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -94,6 +97,11 @@ class AttemptFacts:
         return self.recorded - sum(value for name, value in self.parts.items() if name != "ranks")
 
     @property
+    def started(self) -> float | None:
+        """When its ranks had started, in Unix seconds."""
+        return None if self.recorded is None else self.recorded + self.parts.get("ranks", 0.0)
+
+    @property
     def queued(self) -> float:
         """Seconds that its job waited before; 0 where that is unknown."""
         found = number(self.known, "queued_s") or 0.0
@@ -124,7 +132,7 @@ class RunFacts:
     attempts: list[AttemptFacts] = field(default_factory=list)
     trace: Trace = field(default_factory=lambda: traces.empty(SERIES))
     saves: list[tuple[int, float]] = field(default_factory=list)
-    """Step and Unix seconds of each checkpoint that is still there."""
+    """Step and Unix seconds of each checkpoint that is still there; empty of a copy."""
     said: list[str] = field(default_factory=list)
     """Lines of the launcher and of the reference program."""
     doctor: list[str] = field(default_factory=list)
@@ -258,7 +266,7 @@ class _Reader:
         self._read_log()
         found.stacks = [f"stacks/{name}" for name in self._in_folders("stacks")][:200]
         self._read_tail()
-        if found.attempts and found.attempts[-1].ended is None:
+        if found.attempts and found.attempts[-1].ended is None and not self._is_copy():
             found.attempts[-1].last_sign = self._last_written(found.attempts[-1].number)
         return found
 
@@ -345,11 +353,14 @@ class _Reader:
             self._miss(traces.NAME, error)
 
     def _read_saves(self) -> None:
-        folder = self._path / "checkpoints"
+        found, folder = self._found, self._path / "checkpoints"
         for name in listed(folder):
             if match := SAVE.fullmatch(name):
                 with contextlib.suppress(OSError):
-                    self._found.saves.append((int(match[1]), (folder / name).lstat().st_mtime))
+                    found.saves.append((int(match[1]), (folder / name).lstat().st_mtime))
+        if found.saves and self._is_copy():
+            found.saves = []
+            found.missing.append("checkpoints: when each was saved, because this is a copy with other times")
 
     def _read_log(self) -> None:
         try:
@@ -375,11 +386,20 @@ class _Reader:
     def _last_written(self, attempt: int) -> float | None:
         logs = f"logs/{attempt}"
         names = ["job.log", traces.NAME, *(f"{logs}/{name}" for name in listed(self._path / logs))]
-        times = []
-        for name in names:
-            with contextlib.suppress(OSError, ValueError):
-                times.append(within(self._path, name).lstat().st_mtime)
-        return max(times, default=None)
+        times = [self._written(name) for name in names]
+        return max((when for when in times if when is not None), default=None)
+
+    def _is_copy(self) -> bool:
+        """Whether the times of its files are not those of the run, as after `cp -r` or `touch`: the manifest
+        too is later than all that it tells."""
+        moments = [when for one in self._found.attempts for when in (one.started, one.ended)]
+        last = max((when for when in moments if when is not None), default=math.inf)
+        return (self._written(reading.NAME) or 0.0) > last + LATE
+
+    def _written(self, name: str) -> float | None:
+        with contextlib.suppress(OSError, ValueError):
+            return within(self._path, name).lstat().st_mtime
+        return None
 
     def _read_tail(self) -> None:
         """Of the last attempt that failed."""

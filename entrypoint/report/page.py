@@ -347,12 +347,12 @@ def _events(found: RunFacts) -> list[tuple[float, str]]:
     for one in found.attempts:
         if one.began is not None and one.queued:
             events.append((one.began - one.queued, "the job is submitted"))
-        if one.began is not None and one.recorded is not None:
+        if one.began is not None and one.started is not None:
             again = (
                 f", from {text(one.known.get('checkpoint'), 'path')}" if one.known.get("checkpoint") else ""
             )
             events.append((one.began, f"attempt {one.number} begins{again}"))
-            events.append((one.recorded + one.parts.get("ranks", 0.0), "the ranks have started"))
+            events.append((one.started, "the ranks have started"))
         if (first := _first_step(found, one)) is not None:
             events.append((first, "the first step is done"))
         if one.ended is not None and one.status is not None:

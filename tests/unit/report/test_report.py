@@ -49,12 +49,21 @@ def ended(status: int, *, rank: int = 1, node: str = "b", error: str = "") -> st
 
 
 def write(path: Path, files: dict[str, object]) -> Path:
-    """A run directory; what is no text is written as JSON."""
+    """A run directory; what is no text is written as JSON. Its manifest is from when the run began."""
     for name, content in files.items():
         file = path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content))
+        if name == "manifest.json":
+            written(file, 0.0)
     return path
+
+
+def written(file: Path, after: float) -> None:
+    """Makes it a file that was last written so many seconds after the run began."""
+    began = facts.moment(BEGAN)
+    assert began
+    os.utime(file, (began + after, began + after))
 
 
 def metrics(steps: int) -> str:
@@ -294,9 +303,7 @@ def test_a_run_of_which_no_end_is_known_goes_on_as_long_as_its_files_are_written
 ) -> None:
     files: dict[str, object] = {"manifest.json": manifest(attempt(0, None)), name: "x\n", "logs/1/a": ""}
     run = write(tmp_path / "run", files)
-    began = facts.moment(BEGAN)
-    assert began
-    os.utime(run / name, (began + 90.5, began + 90.5))
+    written(run / name, 90.5)
     html = page.html(facts.read(run, {}))
     assert "1 attempt in at least 1 min 40 s" in html
     assert "training 1 min 30 s" in html
@@ -305,6 +312,30 @@ def test_a_run_of_which_no_end_is_known_goes_on_as_long_as_its_files_are_written
     assert "1 attempt in at least 10.5 s" in page.html(facts.read(run, {}))
     write(run, {"manifest.json": manifest(attempt(0, 0))})
     assert "1 attempt in 8 min 10 s" in page.html(facts.read(run, {}))
+
+
+@pytest.mark.parametrize(
+    ("status", "late", "copied", "says"),
+    [
+        (None, 60.5, False, "in at least 3 d 0 h"),
+        (None, 61.5, True, "in at least 10.5 s"),
+        (0, 540.0, False, "in 3 d 0 h"),
+        (0, 541.0, True, "in 8 min 10 s"),
+    ],
+)
+def test_the_times_of_files_count_unless_the_manifest_too_is_later_than_all_that_it_tells(
+    tmp_path: Path, status: int | None, late: float, copied: bool, says: str
+) -> None:
+    """`cp -r`, and `touch` against the purge of a scratch file system, give files a later time."""
+    files: dict[str, object] = {"job.log": "x\n", "checkpoints/step-00000020/model": ""}
+    run = write(tmp_path / "run", files | {"manifest.json": manifest(attempt(0, status))})
+    for name in ("job.log", "checkpoints/step-00000020"):
+        written(run / name, 3 * 86400.0)
+    written(run / "manifest.json", late)
+    html = page.html(facts.read(run, {}))
+    assert f"1 attempt {says}" in html
+    assert ("<td>checkpoint of step 20</td>" in html) == (not copied)
+    assert html.count("checkpoints: when each was saved, because this is a copy with other times") == copied
 
 
 def test_a_page_shows_the_tokens_a_second_that_a_script_tells(tmp_path: Path) -> None:
