@@ -172,7 +172,10 @@ def _why_left_out(run: Path, env: Mapping[str, str]) -> str:
     """A line about a run that the sweep has not taken."""
     if not files.is_regular(run / reading.NAME):
         return f"{plain(str(run))}: no attempt has started its ranks ({plain(run.name)}.log beside it)"
-    _, why = read_all([run], env)
+    try:
+        _, why = read_all([run], env)
+    except BadInput as error:
+        return str(error)
     return why[0] if why else f"{plain(str(run))}: it was broken off"
 
 

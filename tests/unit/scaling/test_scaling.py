@@ -729,4 +729,10 @@ def test_of_a_directory_the_runs_that_it_has_not_taken_are_left_out_with_the_rea
     other(runs, "n4-r1.10", 4, 5.0, status=None)
     found, _ = scaling(capsys, [folder.path])
     assert found["left_out"] == [f"{runs}/n4-r1.10: it has not ended"]
+    damaged = runs / "n4-r1.10" / "manifest.json"
+    damaged.write_text("[]")
+    found, _ = scaling(capsys, [folder.path])
+    assert found["left_out"] == [
+        f"{damaged} is no manifest: it has no attempts: take it from a copy, or give another run"
+    ]
     assert [one["nodes"] for one in found["points"]] == [1, 2]
