@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from entrypoint.record.reading import trained_alone
+
 Manifest = Mapping[str, Any]
 WITHOUT_NUMBERS = ("run_dir", "stop_at", "data.path", "data.workers", "evaluate.", "checkpoint.")
 """Beginnings of config keys on which no number depends."""
@@ -79,6 +81,13 @@ def _threads(manifest: Manifest) -> object:
     return _attempts(manifest, "identity", "threads") or _attempts(manifest, "threads")
 
 
+def _world_size(manifest: Manifest) -> object:
+    """The number of ranks; a text if they did not train together."""
+    found = _attempts(manifest, "world_size")
+    alone = any(trained_alone(attempt) for attempt in manifest["attempts"])
+    return f"{found}, each for itself" if found and alone else found
+
+
 def _kinds(manifest: Manifest, *names: str) -> object:
     """Of each kind of node that says it, the distinct values in a fixed order."""
     values = [_at(kind, *names) for kind in manifest["hardware"]]
@@ -134,8 +143,9 @@ ROWS = (
     Row("seed", lambda m: _at(m, "seeds", "seed"), "everything random is a function of the seed"),
     Row(
         "world size",
-        lambda m: _attempts(m, "world_size"),
-        "another number of ranks rounds otherwise, and BatchNorm sees other parts of the batch",
+        _world_size,
+        "another number of ranks rounds otherwise, BatchNorm sees other parts of the batch, and ranks that "
+        "never met train each for itself",
     ),
     Row("batch per step", lambda m: _at(m, "config", "batch_size"), "another batch is another step"),
     Row("threads", _threads, "the same bits need the same number of threads", on="cpu"),

@@ -137,6 +137,11 @@ def test_each_rule_explains_where_the_numbers_part(name: str, compared: Compare)
     assert (found["traces"]["first"], found["traces"]["values"]) == (2, [1.0, 1.5])
 
 
+def test_ranks_that_each_trained_for_itself_explain_other_numbers(compared: Compare) -> None:
+    found = compared([2.0, 1.5], ("attempts/0/process_group", None))
+    assert (found["verdict"], found["causes"]) == ("explained", ["world size"])
+
+
 @pytest.mark.parametrize("name", GPU_RULES)
 def test_rules_of_gpus_hold_on_gpus_alone(name: str, compared: Compare) -> None:
     assert compared([2.0, 1.5], GPU_RULES[name])["verdict"] == "unexplained"
@@ -298,6 +303,8 @@ UNKNOWN_CONFIG: tuple[tuple[str, object], ...] = (
         ([("attempts", [ONE, ONE | {"world_size": 4}])], (), [("world size", (2, [2, 4]))]),
         ([("attempts", [ONE, ONE | {"world_size": None}])], (), []),
         ([("attempts/0/world_size", None)], (), [("world size", (2, None))]),
+        ([("attempts/0/process_group", None)], (), [("world size", (2, "2, each for itself"))]),
+        ([("attempts/0/process_group", None)], (("attempts/0/world_size", None),), []),
         (
             [("attempts/0/transport", {"b": 1, "a": 2})],
             (("attempts", [ONE | {"transport": {"a": 2, "b": 1}}, ONE | {"transport": {"b": 1, "a": 2}}]),),
