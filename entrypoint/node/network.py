@@ -29,7 +29,8 @@ from entrypoint.plan.rules import nccl_names
 from entrypoint.schedulers import slurm
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-FAMILY = "NCCL_SOCKET_FAMILY"
+NCCL_NAMES = 16
+"""So many names NCCL reads of its list; those after them it passes over without a word."""
 BY_ADDRESS = derived_from("rendezvous.local_addr")
 FIRST = "the first node's name"
 OWN = "this node's name"
@@ -118,6 +119,7 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: NetworkView | None =
     interfaces = {interface.name: interface for interface in machine.interfaces()}
     if plan.nnodes == 1:
         first = _lookup(plan, plan.rendezvous.master_addr, FIRST, machine, alone=True)
+        plan = _with_labels(plan, interfaces)
         _check_chosen(plan, env, interfaces)
         return Endpoint(plan=plan, first=first, interface="", address="")
     first, own, notes = _addresses(plan, machine)
@@ -125,9 +127,8 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: NetworkView | None =
     plan = with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
     names = {GLOO: interface.name, NCCL: nccl_names(interface.name)}
     added = {name: value for name, value in names.items() if not (env.get(name) or plan.env.get(name))}
-    plan = with_env(plan, added, BY_ADDRESS)
+    plan = _with_labels(with_env(plan, added, BY_ADDRESS), interfaces)
     _check_chosen(plan, env, interfaces)
-    plan = with_env(plan, _family_of_label(plan, env), derived_from(f"env.{NCCL}"))
     gloo = interfaces[_chosen(plan, env, GLOO).split(",")[0]]
     # Gloo takes an interface's first address, which need not be the rendezvous's.
     return Endpoint(plan=plan, first=first, interface=gloo.name, address=gloo.addresses[0])
@@ -314,12 +315,27 @@ def _check_chosen(plan: LaunchPlan, env: Mapping[str, str], interfaces: Mapping[
             raise _absent(plan, _given(plan, NCCL, spec), interfaces.values())
 
 
-def _family_of_label(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]:
-    """What keeps NCCL to the address of a label, which is always one of IPv4. By the device's name it would
-    find that device's link-local address of IPv6 as well, for a second interface."""
-    names = _chosen(plan, env, GLOO)
-    is_label = ":" in names and _chosen(plan, env, NCCL) == nccl_names(names)
-    return {FAMILY: "AF_INET"} if is_label and not _chosen(plan, env, FAMILY) else {}
+def _with_labels(plan: LaunchPlan, interfaces: Mapping[str, Interface]) -> LaunchPlan:
+    """The plan with what keeps NCCL to the address of a label, if its interface is one.
+
+    What follows a colon is a port to NCCL: eth0:1 would be eth0, whose own address may be of another network.
+    So it is told the names of all other interfaces, to leave them out.
+    """
+    spec = plan.env.get(NCCL, "")
+    names = spec.removeprefix("=").split(",")
+    is_label = spec.startswith("=") and any(":" in name and name in interfaces for name in names)
+    if plan.device != "cuda" or not is_label:
+        return plan
+    others = [name for name in interfaces if name not in names]
+    labels = [name for name in others if ":" in name]
+    if labels or len(others) > NCCL_NAMES:
+        given, has = _given(plan, NCCL, spec), ", ".join(labels) or len(others)
+        raise BadInput(
+            "nccl-label",
+            f"{given}: NCCL finds a label only if it leaves out all other interfaces, at most {NCCL_NAMES} "
+            f"and no other label, and {plan.node} has {has}: name an interface without a label",
+        )
+    return with_env(plan, {NCCL: f"^={','.join(others)}"}, plan.sources[f"env.{NCCL}"])
 
 
 def _not_of_gloo(plan: LaunchPlan, value: str, name: str, interfaces: Iterable[Interface]) -> BadInput:

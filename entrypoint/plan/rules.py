@@ -504,13 +504,9 @@ def _of_doctor(
 
 
 def nccl_names(names: str) -> str:
-    """Interfaces as NCCL takes them, several with commas between them.
-
-    It takes a bare name as a beginning: eth1 would match eth10 as well. But eth0:1, the label of an address,
-    it finds by such a beginning alone: what follows a colon it takes for a port.
-    """
-    devices = ",".join(name.partition(":")[0] for name in names.split(","))
-    return f"={names}" if devices == names else devices
+    """Interfaces as NCCL takes them, several with commas between them: a bare name is a beginning to it, and
+    eth1 would match eth10 as well. A label such as eth0:1 it does not find so: see node/network.py."""
+    return f"={names}"
 
 
 def _interface(allocation: Allocation, settings: Settings) -> Setting:

@@ -257,22 +257,65 @@ def test_an_interface_that_was_asked_for_is_gloos_and_ncclss_and_the_rendezvous_
 
 
 LABELS = [interface("lo", "127.0.0.1"), interface("eth0"), interface("eth0:1", "10.77.42.27")]
+SECOND = [interface("lo", "127.0.0.1"), interface("eth0", "10.0.0.27"), interface("eth0:1", "10.77.42.27")]
+CUDA = ("--device", "cuda", "--nproc-per-node", "1")
 
 
+@pytest.mark.parametrize("table", [LABELS, SECOND])
 @pytest.mark.parametrize("options", [(), ("--interface", "eth0:1")])
-def test_gloo_finds_an_address_by_its_label_and_nccl_by_its_device(options: tuple[str, ...]) -> None:
-    endpoint = find(host(27, table=LABELS), "gpu-b07", "--device", "cuda", "--nproc-per-node", "1", *options)
+def test_gloo_finds_an_address_by_its_label_and_nccl_by_leaving_out_all_others(
+    table: list[Interface], options: tuple[str, ...]
+) -> None:
+    endpoint = find(host(27, table=table), "gpu-b07", *CUDA, *options)
     assert seen(endpoint) == ("10.77.42.11", "10.77.42.27", "eth0:1", "10.77.42.27")
     env = endpoint.plan.env
-    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0:1", "eth0")
-    assert env["NCCL_SOCKET_FAMILY"] == "AF_INET", "not the link-local address of eth0"
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0:1", "^=lo,eth0")
 
 
-def test_what_the_user_tells_nccl_stays_if_the_address_has_a_label() -> None:
-    for env in ({"NCCL_SOCKET_IFNAME": "eth"}, {"NCCL_SOCKET_FAMILY": "AF_INET6"}):
-        plan = find(host(27, table=LABELS), "gpu-b07", env=env).plan
-        assert not {*env, "NCCL_SOCKET_FAMILY"} & set(plan.env)
-    assert "NCCL_SOCKET_FAMILY" not in find(host(27), "gpu-b07").plan.env
+def test_interfaces_beside_a_label_that_were_asked_for_are_not_left_out() -> None:
+    table = [*SECOND, interface("hsn0", "10.77.43.27")]
+    plan = find(host(27, table=table), "gpu-b07", *CUDA, "--interface", "hsn0,eth0:1").plan
+    assert plan.env["NCCL_SOCKET_IFNAME"] == "^=lo,eth0"
+
+
+def test_a_node_alone_may_name_a_label_too() -> None:
+    plan = plan_of("gpu-a01", *CUDA, "--interface", "eth0:1", nodes="gpu-a01")
+    assert network.find(plan, {}, host(11, table=LABELS)).plan.env["NCCL_SOCKET_IFNAME"] == "^=lo,eth0"
+
+
+def test_what_the_user_tells_nccl_stays_unless_a_label_was_asked_for() -> None:
+    env = {"NCCL_SOCKET_IFNAME": "eth"}
+    machine = host(27, table=SECOND)
+    assert "NCCL_SOCKET_IFNAME" not in find(machine, "gpu-b07", *CUDA, env=env).plan.env
+    plan = find(machine, "gpu-b07", *CUDA, "--interface", "eth0:1", env=env).plan
+    assert (plan.env["NCCL_SOCKET_IFNAME"], str(plan.sources["env.NCCL_SOCKET_IFNAME"])) == (
+        "^=lo,eth0",
+        "flag",
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "has"),
+    [
+        (["ib0"], ""),
+        (["eth0:2"], "eth0:2"),
+        (["ib0", "ib0:1", "eth0:2"], "ib0:1, eth0:2"),
+        ([f"ib{number}" for number in range(14)], ""),
+        ([f"ib{number}" for number in range(15)], "17"),
+    ],
+)
+def test_a_label_beside_more_than_nccl_can_leave_out_is_refused_on_gpus(more: list[str], has: str) -> None:
+    machine = host(27, table=[*SECOND, *(interface(name, "10.1.0.1") for name in more)])
+    assert find(machine, "gpu-b07", "--interface", "eth0:1").interface == "eth0:1"
+    if not has:
+        left_out = find(machine, "gpu-b07", *CUDA, "--interface", "eth0:1").plan.env["NCCL_SOCKET_IFNAME"]
+        assert left_out == f"^=lo,eth0,{','.join(more)}"
+        return
+    assert refusal(machine, "gpu-b07", *CUDA, "--interface", "eth0:1") == (
+        64,
+        "--interface eth0:1: NCCL finds a label only if it leaves out all other interfaces, at most 16 and no "
+        f"other label, and gpu-b07 has {has}: name an interface without a label",
+    )
 
 
 def test_a_device_whose_address_has_a_label_is_refused_with_that() -> None:
