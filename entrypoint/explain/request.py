@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from entrypoint.schedulers import option_names as names
 
 NONE = ""
+NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 _PYXIS_FLAG = re.compile(
     r"no-container-\S+|container-(?:mount-home|remap-root|writable|readonly|entrypoint|entrypoint-log)"
 )
@@ -73,13 +74,16 @@ class ScriptRequest:
 
     @property
     def tasks_per_node(self) -> int | None:
-        """Of Slurm."""
+        """Of Slurm; None where it is not known."""
         if (asked := self.number("ntasks-per-node")) is not None:
             return asked
-        tasks, nodes = self.number("ntasks"), self.nodes
-        if tasks is None:
+        total = self.find("ntasks")
+        if total is None and self.find("ntasks-per-node") is None:
             return 1 if self.scheduler == "slurm" else None
-        return -(-tasks // nodes) if nodes else None
+        if total and NODES_OF_SLURM.fullmatch(total.value):
+            return 1
+        tasks, nodes = self.number("ntasks"), self.nodes
+        return -(-tasks // nodes) if tasks is not None and nodes else None
 
     @property
     def gpus_per_node(self) -> int | None:

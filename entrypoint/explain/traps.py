@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from entrypoint.explain import launches, request, shell
 from entrypoint.explain.launches import Launch
-from entrypoint.explain.request import ScriptRequest
+from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.shell import Command, Word
 
 
@@ -660,7 +660,6 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
 _SMALL_NUMBER = re.compile(r"[0-9]{1,8}")
 _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
-_NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 _FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+)?([\w.-]+)[ \t]*(?:\(\)|\{)")
 _EXPORTED_FUNCTION = re.compile(r"^[ \t]*export -f\b", re.M)
 _ALL_EXPORTED = re.compile(r"\bset -\w*a\b|\ballexport\b")
@@ -676,6 +675,10 @@ _ONLY_VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?')
 _FILE = re.compile(r"[\w./~]|\$\{?\w+\}?/")
 """How a program begins, and no option."""
 _PROCESSES = re.compile(r"(?:^| )--?(?:n|np)[ =](\d{1,5})\b")
+_COUNTED = re.compile(r"(?:^| )--?(?:n|np|c|perhost|npersocket)[ =]|\bppr:")
+"""mpirun is told a number of processes, in whatever way."""
+_NTASKS = re.compile(r"\$\{?SLURM_(?:NTASKS|NPROCS)\}?")
+_AS_MANY_AS_ASKED = re.compile(r"(?:^| )--?(?:n|np)[ =]" + _NTASKS.pattern)
 _INTO_FILES = re.compile(r"[\d&]?>>?&?[ \t]*\S+|\btee[ \t]+(?:-a[ \t]+)?\S+")
 _CHOICE = re.compile(r"\b(?:if|case)\b|\[ |(?<!\$)\(\(")
 _BY_NODES = re.compile(r"(?im)^[ \t]*(?:if|elif|case|\[|\(\()[^\n]*(?:nodes|machines)")
@@ -1145,7 +1148,7 @@ def _nodes_of_srun(script: Script, one: Launch, nodes: int | None) -> int | None
     own = ScriptRequest("slurm", (*(script.request.options if is_slurm else ()), *one.starter_options), ())
     option = own.find("nodes")
     count = own.nodes if is_slurm or option else None
-    if option and option in one.starter_options and _NODES_OF_SLURM.fullmatch(option.value):
+    if option and option in one.starter_options and request.NODES_OF_SLURM.fullmatch(option.value):
         count = nodes
     tasks = own.number("ntasks")
     return min(count, tasks) if count and tasks else count
@@ -1181,7 +1184,7 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
 def _of_visible_devices(script: Script) -> Iterator[Found]:
     settings = _settings(script, "CUDA_VISIBLE_DEVICES")
     for one in script.trainings:
-        ranks = ranks_of_node(script, one)
+        ranks = ranks_of_node(script, one) or 1
         word = _set_for(one, "CUDA_VISIBLE_DEVICES", settings)
         if word and 0 < _gpus_in(word) < ranks:
             yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
@@ -1190,22 +1193,42 @@ def _of_visible_devices(script: Script) -> Iterator[Found]:
 def _of_world_size(script: Script) -> Iterator[Found]:
     settings = _settings(script, "WORLD_SIZE")
     for one in script.trainings:
-        ranks = ranks_of_node(script, one) if one.starter == "srun" and not one.agent else 1
+        ranks = (ranks_of_node(script, one) if one.starter == "srun" and not one.agent else None) or 1
         word = _set_for(one, "WORLD_SIZE", settings)
-        if word and ranks > 1 and _NODES_OF_SLURM.fullmatch(_split(word)[1].strip("'\"")):
+        if word and ranks > 1 and request.NODES_OF_SLURM.fullmatch(_split(word)[1].strip("'\"")):
             yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
 
 
-def ranks_of_node(script: Script, one: Launch) -> int:
-    """How many ranks this launch starts on a node; 1 if that is not known."""
+def ranks_of_node(script: Script, one: Launch) -> int | None:
+    """How many ranks this launch starts on a node; None where that is not known."""
     if one.agent:
-        return number(one.agent_options.get("nproc-per-node")) or 1
-    if one.starter in _MPI:
-        return _tasks_of_mpi(script, one) or 1
-    own = ScriptRequest("slurm", one.starter_options, ())
-    if one.starter != "srun" or own.number("ntasks") == 1:
-        return 1
-    return _tasks(script, one) or 1
+        given = one.agent_options.get("nproc-per-node")
+        is_one = one.agent == "torchrun" and "nproc-per-node" not in script.torchruns_options
+        return number(given) if given else (1 if is_one else None)
+    if one.starter in (*_MPI, "ibrun"):
+        return _ranks_of_mpi(script, one)
+    if one.starter == "srun":
+        alone = ScriptRequest("slurm", one.starter_options, ()).number("ntasks") == 1
+        return 1 if alone else _tasks(script, one)
+    return None if one.is_in_task or one.in_loop else 1
+
+
+def _ranks_of_mpi(script: Script, one: Launch) -> int | None:
+    """Those of a node, or else of all nodes, on which they are taken to be as many each."""
+    words = " ".join(word.text for word in one.starter_words)
+    asked, total = script.request, _PROCESSES.search(words)
+    if _PER_NODE.search(words):
+        return _tasks_of_mpi(script, one)
+    if total:
+        count, nodes = int(total[1]), script.nodes
+        return count // nodes if nodes and count % nodes == 0 else None
+    if _COUNTED.search(_AS_MANY_AS_ASKED.sub("", words)):
+        return None
+    if asked.scheduler == "slurm":
+        return asked.tasks_per_node if asked.find("ntasks", "ntasks-per-node") else None
+    select = asked.find("select")
+    found = set(_MPIPROCS.findall(select.value)) if select else set()
+    return int(found.pop()) if len(found) == 1 else None
 
 
 def _settings(script: Script, name: str) -> tuple[list[int], list[Word | None]]:
@@ -1364,17 +1387,25 @@ def _starts_one_node(one: Launch) -> bool:
 
 
 def _tasks(script: Script, one: Launch) -> int | None:
-    """Tasks of a node of this launch."""
-    own = ScriptRequest("slurm", (*script.request.options, *one.starter_options), ())
-    return own.tasks_per_node if script.request.scheduler == "slurm" else None
+    """Tasks of a node of this launch; None where that is not known."""
+    is_slurm = script.request.scheduler == "slurm"
+    return _step(script, one.starter_options).tasks_per_node if is_slurm else None
+
+
+def _step(script: Script, started: Sequence[AskedOption]) -> ScriptRequest:
+    """What the request and these options of srun ask together."""
+    own = [one for one in started if one.name != "ntasks" or not _NTASKS.fullmatch(one.value)]
+    has_count = any(one.name == "ntasks" for one in own)
+    asked = [one for one in script.request.options if not has_count or one.name != "ntasks-per-node"]
+    return ScriptRequest(script.request.scheduler, (*asked, *own), ())
 
 
 def _of_gpus_per_task(script: Script) -> Iterator[Found]:
     for started in [one.starter_options for one in script.trainings] or [()]:
-        options = (*script.request.options, *started)
-        own = ScriptRequest(script.request.scheduler, options, ())
-        option = own.find("gpus-per-task")
-        if option and own.tasks_per_node != 1:
+        own = _step(script, started)
+        option, tasks = own.find("gpus-per-task"), own.find("ntasks-per-node", "ntasks")
+        is_unknown = tasks is not None and "$" in tasks.value and own.tasks_per_node is None
+        if option and own.tasks_per_node != 1 and not is_unknown:
             yield Found(GPUS_PER_TASK, option.line, f"--gpus-per-task={option.value}")
 
 

@@ -530,10 +530,52 @@ def test_a_job_that_asks_for_no_gpus_is_told_its_device_and_ranks(
     assert told == CPU_JOB or "--device" not in submit
 
 
-def test_ranks_that_only_the_shell_knows_are_told() -> None:
-    made = converted(f"{NODES}srun torchrun --nproc_per_node=$N t.py\n")
-    assert made.lines[0].endswith("slurm/multinode.sbatch --device cpu -- t.py")
-    assert made.left == (CPU_JOB, "line 3: the number of ranks on a node: give --nproc-per-node")
+@pytest.mark.parametrize(
+    ("script", "ranks"),
+    [
+        ("#SBATCH -n 8\nmpirun -np 8 python t.py", 4),
+        ("#SBATCH -n 8\nmpirun -np $SLURM_NTASKS python t.py", 4),
+        ("#SBATCH -n 8\nmpirun python t.py", 4),
+        ("#SBATCH -n 8\nibrun python t.py", 4),
+        ("#SBATCH -n 8\nibrun -n 4 python t.py", 2),
+        ("mpirun -np 2 -N 1 torchrun --nproc_per_node 3 t.py", 3),
+        ("#SBATCH --ntasks-per-node=4\nsrun -n 4 python t.py", 2),
+        ("#SBATCH -n 8\nsrun -n $SLURM_NTASKS python t.py", 4),
+        ("srun -n $SLURM_NNODES python t.py", 1),
+        ("srun -n1 python t.py", 1),
+        ("python t.py", 1),
+        ("mpirun -np 7 python t.py", None),
+        ("#SBATCH -n 8\nmpirun -np $N python t.py", None),
+        ("#SBATCH -n 8\nmpirun --map-by ppr:2:socket python t.py", None),
+        ("mpirun python t.py", None),
+        ("#SBATCH -n 8\nsrun -n $((SLURM_NNODES*4)) python t.py", None),
+        ("srun --ntasks-per-node=$N python t.py", None),
+        ("srun torchrun --nproc_per_node=$N t.py", None),
+        ("export PET_NPROC_PER_NODE=4\nsrun torchrun t.py", None),
+        ("srun accelerate launch --cpu t.py", None),
+        ("for i in 0 1; do ssh n$i python t.py; done", None),
+        ("for i in 0 1; do LOCAL_RANK=$i python t.py & done; wait", None),
+    ],
+)
+def test_ranks_of_a_node_are_counted_or_told_as_not_known(script: str, ranks: int | None) -> None:
+    made = converted(f"{NODES}{script}\n")
+    given = f" --nproc-per-node {ranks}" if ranks else ""
+    assert made.lines[0].endswith(f"slurm/multinode.sbatch --device cpu{given} -- t.py")
+    told = any(one.endswith("the number of ranks on a node: give --nproc-per-node") for one in made.left)
+    assert told == (ranks is None)
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("#PBS -l select=2:ncpus=48:mpiprocs=4\nmpiexec python t.py", "--device cpu --nproc-per-node 4"),
+        ("#PBS -l select=2:ncpus=48:mpiprocs=9\nmpiexec -n 8 python t.py", "--device cpu --nproc-per-node 4"),
+        ("#PBS -l select=1:ncpus=8:mpiprocs=4+1:ncpus=8:mpiprocs=2\nmpiexec python t.py", "--device cpu"),
+        ("#PBS -l select=2:ncpus=48\nmpiexec python t.py", "--device cpu"),
+    ],
+)
+def test_processes_of_mpi_under_pbs_are_counted_too(script: str, options: str) -> None:
+    assert f"APPTRAIN_ARGS='{options} -- t.py'" in converted(f"{script}\n").lines[0]
 
 
 def test_tasks_of_a_job_on_cpus_keep_their_cores() -> None:
@@ -546,6 +588,7 @@ def test_tasks_of_a_job_on_cpus_keep_their_cores() -> None:
     [
         (f"{NODES}{BY_TORCHRUN} --device cpu\n", ["slurm/cpu-only.task0.env"]),
         (f"{NODES}#SBATCH --ntasks-per-node=4\nsrun python t.py\n", ["slurm/gres-step-none.task0.env"]),
+        (f"{NODES}#SBATCH -n 8\nmpirun -np 8 python t.py\n", ["slurm/gres-step-none.task0.env"]),
         (
             "#PBS -l select=2:ncpus=8\nmpiexec -n 8 --ppn 4 python t.py\n",
             ["openpbs/sel2_scatter/tmrsh-pbsn1.env", "openpbs/sel2_scatter/nodefile"],

@@ -608,6 +608,8 @@ def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
         "torchrun --nnodes=1 --rdzv_id=$RANDOM t.py\n",
         GOOD.replace(HEAD, f"RDZV_ID=$RANDOM\n{HEAD}").replace("_id=$SLURM_JOB_ID", "_id=$RDZV_ID"),
         f"{ASKED.replace('gpus-per-node=4', 'gpus-per-task=1')}{SRUN} python t.py\n",
+        f"{ASKED.replace('gpus-per-node=4', 'gpus-per-task=4')}{SRUN} -n $SLURM_NTASKS python t.py\n",
+        f"#!/bin/bash\n#SBATCH -N 2 --gpus-per-task=4\n{SRUN} -n $((SLURM_NNODES)) python t.py\n",
         f"{ASKED.replace('=1', '=4')}{SRUN} python t.py\n",
         GOOD.replace("#SBATCH --nodes", "#SBATCH --cpus-per-task=1\n#SBATCH --nodes"),
         GOOD.replace("#SBATCH --nodes", "#SBATCH -c 8\n#SBATCH --nodes").replace(SRUN, f"{SRUN} -c 8"),
