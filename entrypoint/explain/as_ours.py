@@ -113,6 +113,10 @@ _OF_GPU = re.compile(r"(?i)cuda|nccl|nvidia|rocm|gpu|--nv\b|\b(?:fp16|bf16|amp|[
 """In a script whose request names no GPUs: that it is for CPUs, or for GPUs that are not counted."""
 _BARE = re.compile(r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?::\?)?\})")
 """A variable without quotes, of which the shell makes as many words as it holds."""
+_OF_ARRAY = re.compile(r"\$\{\w+\[[@*]\][^{}]*\}")
+"""Several words of an array: maybe none."""
+_CALLED_WITH = re.compile(r"\$(?:[@*1-9]|\{#?(?:[@*]|[1-9]\d*)(?![\w\[])[^{}]*\})")
+"""What fills in words with which a script or a function is called."""
 _FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
 """Where the shell begins to fill something in."""
 _REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()")
@@ -168,10 +172,10 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
     script = replace(script, request=_meant(script, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
+    why = _refused(training, arguments)
     if arguments and (bare := _BARE.fullmatch(arguments[0])):
         # Without a word behind -- the reference job would start.
         arguments[0] = f"${{{bare['name'] or bare['braced']}:?}}"
-    why = _refused(training, arguments)
     lines = [] if why else [" ".join(words) for words in _lines(script, training, arguments)]
     if any(len(line) > MOST for line in lines):
         lines = []
@@ -191,6 +195,9 @@ def _refused(training: Launch, arguments: Sequence[str]) -> str:
         return (
             f"line {training.line}: what {training.agent or 'python'} starts was not found: there is no line"
         )
+    name = program[0].strip('"')
+    if _CALLED_WITH.fullmatch(name) or _OF_ARRAY.fullmatch(name):
+        return f"line {training.line}: {name} names what is started: write it out: there is no line"
     if any(word.startswith('"') and "$(" in word and not word.isprintable() for word in arguments):
         return f"line {training.line}: a command of several lines in the arguments: write out what it prints"
     return ""
@@ -567,10 +574,14 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
     for name in sorted(inside):
         yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
-    if any(map(_FILLS_IN.search, texts)) and not (inside and names == inside):
+    own = {found[0] for text in texts for found in _CALLED_WITH.finditer(text)}
+    for name in sorted(own):
+        yield f"line {training.line}: {name} in the arguments: what the script is called with: write it out"
+    others = [_CALLED_WITH.sub("", text) for text in texts]
+    if any(map(_FILLS_IN.search, others)) and not (inside and names == inside):
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
-    others = [one for one in script.trainings if one is not training]
-    for one in others[:3]:
+    further = [one for one in script.trainings if one is not training]
+    for one in further[:3]:
         yield f"line {one.line}: a second training: a job of its own"
 
 

@@ -465,6 +465,45 @@ def test_a_value_that_has_quotes_or_changes_is_left_to_its_variable(setting: str
     assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- t.py --lr "$LR"'
 
 
+@pytest.mark.parametrize("asked", [ASKED, "#PBS -l select=2\n", ""])
+@pytest.mark.parametrize(
+    "program", ['"$@"', "$@", "$*", '"$1"', "$1", "${1}", '"${@:2}"', '"${CMD[@]}"', "${CMD[*]}", "-m $1"]
+)
+def test_there_is_no_line_if_the_script_does_not_say_what_it_starts(asked: str, program: str) -> None:
+    made = converted(f"{asked}CMD=(t.py)\nCMD+=(--lr 1)\ntorchrun --nnodes=2 {program}\n")
+    name = program.removeprefix("-m ").strip('"')
+    told = f"{name} names what is started: write it out: there is no line"
+    assert (made.lines, made.left[0].partition(": ")[2]) == ((), told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "called_with", "others"),
+    [
+        ('"$@"', ["$@"], False),
+        ("$1 --x ${2:-3} --n ${#@}", ["$1", "${#@}", "${2:-3}"], False),
+        ('--out=/d/$1 --lr "$LR"', ["$1"], True),
+        ("$* $LR", ["$*"], True),
+        ("'$1' \\$2 ${A[@]} ${#A[@]}", [], True),
+    ],
+)
+def test_arguments_of_the_script_itself_are_told(
+    arguments: str, called_with: list[str], others: bool
+) -> None:
+    made = converted(f"{ASKED}srun torchrun t.py {arguments}\n")
+    how = "in the arguments: what the script is called with: write it out"
+    at_submission = "line 3: variables in the arguments are filled in where you submit"
+    assert list(made.left) == [f"line 3: {one} {how}" for one in called_with] + [at_submission] * others
+    assert made.lines
+
+
+def test_what_is_proposed_never_starts_the_reference_job_instead_of_a_program(tmp_path: Path) -> None:
+    script = tmp_path / "x.sh"
+    script.write_text(f'{ASKED}srun torchrun --nnodes=2 "$@"\n')
+    told = run(f"apptrain explain {script} || true", tmp_path)
+    assert "not carried over: line 3: $@ names what is started" in told
+    assert "the same job as one of ours" not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "inside", "others"),
     [
