@@ -169,7 +169,8 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     training = script.training
     if training is None:
         why = "no line was found that starts a training: torchrun, or python with a script"
-        return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
+        told = ["it starts apptrain already"] if is_ours(script) else [*_left_wrappers(script)] or [why]
+        return Converted((), (), tuple(told))
     script = replace(script, request=_meant(script, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
     why = _refused(training, arguments)
@@ -558,6 +559,7 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
         when = "before you submit" if one.line < training.line else "afterwards"
         program = next((word.text for word in one.words_of_python if word.text != "-m"), "python")
         yield f"line {one.line}: {program}: it runs on one node alone: do it {when}"
+    yield from _left_wrappers(script)
     filled_in = {word.variable for word in (*training.words, *training.agent_options.values())}
     for word, name, value in script.assigned:
         inner = _inner(name)
@@ -583,6 +585,11 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     further = [one for one in script.trainings if one is not training]
     for one in further[:3]:
         yield f"line {one.line}: a second training: a job of its own"
+
+
+def _left_wrappers(script: Script) -> Iterator[str]:
+    for one in script.wrappers[:3]:
+        yield f"line {one.line}: what {one.script} starts is not looked into: give explain that file too"
 
 
 def _left_of_no_gpus(script: Script, training: Launch) -> Iterator[str]:

@@ -171,6 +171,16 @@ class Launch:
         return any(text.endswith(".py") or text == "-m" for text in own)
 
     @property
+    def script(self) -> str:
+        """The file of a shell's commands that this starts; empty for another program."""
+        name, *rest = [word.text for word in self.words] or [""]
+        if name.rpartition("/")[2] in SHELLS:
+            file = next((text for text in rest if not text.startswith("-")), "")
+            return "" if _shell_text(rest) >= 0 or _REDIRECTION.match(file) else file
+        is_without_suffix = name.startswith("./") and "." not in name[2:]
+        return name if is_without_suffix or name.endswith((".sh", ".bash")) else ""
+
+    @property
     def words_of_python(self) -> tuple[Word, ...]:
         """What python starts, if it is the program: a script, or -m MODULE, with arguments."""
         rest = self.words[1:]

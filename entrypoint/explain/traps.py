@@ -58,7 +58,13 @@ class Script:
     @cached_property
     def trainings(self) -> list[Launch]:
         found = [one for one in self.launches if one.trains]
-        return [one for one in found if one.agent or one.is_in_task] or found
+        started = [one for one in found if one.agent or one.is_in_task]
+        return started or ([] if self.wrappers else found)
+
+    @cached_property
+    def wrappers(self) -> list[Launch]:
+        """Scripts that srun and the like start: the training may stand in one of them."""
+        return [one for one in self.launches if one.is_in_task and not one.agent and one.script]
 
     @cached_property
     def helpers(self) -> list[Launch]:

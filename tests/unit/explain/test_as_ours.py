@@ -375,6 +375,38 @@ def test_the_training_is_what_a_launcher_starts_else_srun_else_the_script(body: 
     assert converted(f"{ASKED}{body}").lines[1].endswith(f" -- {program}")
 
 
+@pytest.mark.parametrize(
+    ("launch", "file"),
+    [
+        ("srun -K1 bash launch.sh --config big.yaml", "launch.sh"),
+        ("srun ./train.sh", "./train.sh"),
+        ("srun ./train", "./train"),
+        ("srun apptainer exec --nv x.sif bash -x launch.sh", "launch.sh"),
+        ("mpirun -np 8 /lab/launch.sh", "/lab/launch.sh"),
+        ("srun bash -c 'source env.sh; ./train.sh'", "./train.sh"),
+    ],
+)
+def test_a_helper_is_no_training_if_srun_starts_a_script_that_may_be_one(launch: str, file: str) -> None:
+    script = f"{ASKED}python prepare.py\n{launch}\npython evaluate.py --ckpt out\n"
+    told = f"line 4: what {file} starts is not looked into: give explain that file too"
+    assert converted(script) == Converted((), (), (told,))
+    assert not any(one.trap is traps.FIRST_NODE_ONLY for one in traps.find(script))
+    beside = converted(f"{script}srun torchrun t.py\n")
+    assert (beside.lines[1].endswith(" -- t.py"), told in beside.left) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "launch", ["bash launch.sh", "srun bash -c 'hostname'", "srun hostname", "srun ./a.out"]
+)
+def test_a_script_is_a_training_in_python_where_srun_starts_no_script(launch: str) -> None:
+    assert converted(f"{ASKED}{launch}\npython t.py\n").lines[1].endswith(" -- t.py")
+
+
+def test_a_script_that_torchrun_starts_on_each_rank_is_the_training() -> None:
+    made = converted(f"{ASKED}srun torchrun --nnodes 2 --no-python bash t.sh\n")
+    assert (made.lines[1].endswith(" -- bash t.sh"), made.left) == (True, ())
+
+
 def test_what_is_not_carried_over_of_a_line_is_told_once() -> None:
     made = converted(f"{ASKED}{'pip install x; python get.py; ' * 1000}srun torchrun t.py\n")
     assert len(made.left) == 2
