@@ -54,6 +54,7 @@ _PASSED_ON = {
     *("begin", "nice", "hint", "switches", "output", "error", "requeue", "no-requeue", "open-mode"),
 }
 """Options of sbatch that stay as they are."""
+_OF_TASKS = ("ntasks", "ntasks-per-node")
 _SHAPE = {
     *(
         "nodes",
@@ -128,6 +129,8 @@ _NO_GPUS = {
     "cuda": "the request names no GPUs: taken for nodes whose GPUs the scheduler does not count",
     "": "the request does not tell whether the nodes have GPUs: add --device cuda, or cpu, in front of --",
 }
+_GIVE_TO_SBATCH = "give it to sbatch if it is needed"
+_UNKNOWN_GPUS = "the GPUs of a node are not known: give --gpus-per-node"
 _STARTS_IN = "ranks start in the folder from which you submit"
 _WITHOUT = "our jobs start the image without it"
 _SUBMITTED_FROM = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::?-[^{}]*)?\}?/?|\./?|-")
@@ -171,7 +174,7 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         why = "no line was found that starts a training: torchrun, or python with a script"
         told = ["it starts apptrain already"] if is_ours(script) else [*_left_wrappers(script)] or [why]
         return Converted((), (), tuple(told))
-    script = replace(script, request=_meant(script, found))
+    script = replace(script, request=_meant(script, training, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
     why = _refused(training, arguments)
     if arguments and (bare := _BARE.fullmatch(arguments[0])):
@@ -257,8 +260,9 @@ def _ranks(script: Script, training: Launch) -> int | None:
     return traps.number(given) if given else traps.ranks_of_node(script, training)
 
 
-def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
-    """With the directives that stand too late, and without outputs that a trap names."""
+def _meant(script: Script, training: Launch, found: Sequence[Found]) -> ScriptRequest:
+    """With the directives that stand too late and GPUs that srun asks for, and without outputs that a trap
+    names."""
     late = {one.line for one in found if one.trap is traps.LATE}
     lines = [
         line if line.startswith("#") and (number in late or number not in script.request.late) else ""
@@ -267,7 +271,14 @@ def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
     lost = {one.line for one in found if one.trap in (traps.OUTPUT_NULL, traps.OUTPUT_FOLDER)}
     asked = request.read(lines)
     kept = [one for one in asked.options if one.name not in _OUTPUTS or one.line not in lost]
-    return replace(asked, options=tuple(kept))
+    asked = replace(asked, options=tuple(kept))
+    if asked.scheduler == "slurm" and asked.gpus_per_node == 0:
+        # At a site that gives whole nodes, srun alone may ask for their GPUs.
+        sizes = [one for one in training.starter_options if one.name in (*request.OF_GPUS, *_OF_TASKS)]
+        nodes = AskedOption("nodes", f"{asked.nodes or ''}", training.starter_line)
+        with_step = traps.step(asked, sizes if asked.find("nodes") else [nodes, *sizes])
+        return asked if with_step.gpus_per_node == 0 else with_step
+    return asked
 
 
 def _word(text: str) -> str:
@@ -679,7 +690,9 @@ def _left_options(script: Script) -> Iterator[str]:
         elif asked.scheduler == "slurm" and (told := _left_of_pyxis(option)):
             yield told
         elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
-            yield f"{where}--{option.name}: give it to sbatch if it is needed"
+            is_of_gpus = option.name in request.OF_GPUS and "gpu" in f"{option.name}={option.value}"
+            is_unknown = is_of_gpus and asked.gpus_per_node is None
+            yield f"{where}--{option.name}: {_UNKNOWN_GPUS if is_unknown else _GIVE_TO_SBATCH}"
         elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":
             yield f"{where}-l {option.name}: {_TOTALS if asked.has_totals else _BY_CHUNKS}"
         elif asked.scheduler == "pbs" and not _is_whole_jobs(option) and option.name not in _QSUB_HAS:
@@ -690,9 +703,10 @@ def _is_carried_over(option: AskedOption, script: Script) -> bool:
     """Of sbatch: handed on, ours too, or seen in the number of nodes and GPUs."""
     if option.name == "nodes":
         return script.nodes is not None
-    if option.name == "gres" and not all(one.startswith("gpu") for one in option.value.split(",")):
+    kinds = option.value.split(",") if option.name in request.OF_ALL_KINDS else []
+    if not all(one.removeprefix("gres/").startswith("gpu") for one in kinds):
         return False
-    if option.name in ("gres", "gpus", "gpus-per-node", "gpus-per-task"):
+    if option.name in request.OF_GPUS:
         return script.request.gpus_per_node is not None
     return option.name in _PASSED_ON | _SHAPE or (option.name, option.value) == ("export", "ALL")
 

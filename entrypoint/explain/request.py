@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from entrypoint.schedulers import option_names as names
 
 NONE = ""
+OF_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "tres-per-task", "gpus-per-socket")
+"""Options of Slurm that ask for GPUs; the first of them counts."""
+OF_ALL_KINDS = ("gres", "tres-per-task")
+"""They may ask for something else."""
 NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 _PYXIS_FLAG = re.compile(
     r"no-container-\S+|container-(?:mount-home|remap-root|writable|readonly|entrypoint|entrypoint-log)"
@@ -95,18 +99,22 @@ class ScriptRequest:
             if found or not other:
                 return int(found[1]) if found else 0
             return None if self.has_totals else other
-        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+        for name in OF_GPUS:
             option = self.find(name)
             if option is None:
                 continue
-            if name == "gres" and "gpu" not in option.value:
+            if name in OF_ALL_KINDS and "gpu" not in option.value:
                 continue
-            value = option.value[option.value.index("gpu") :] if name == "gres" else option.value
+            if name == "gpus-per-socket":
+                return None
+            value = option.value[option.value.index("gpu") :] if name in OF_ALL_KINDS else option.value
+            if "$" in value:
+                return None
             found = re.search(r"(?:^|:|=)(\d{1,4})(?:$|[(,])", value)
             count = int(found[1]) if found else 1
             if name == "gpus":
                 return count // self.nodes if self.nodes else None
-            if name == "gpus-per-task":
+            if name in ("gpus-per-task", "tres-per-task"):
                 return count * self.tasks_per_node if self.tasks_per_node else None
             return count
         return 0 if self.scheduler else None

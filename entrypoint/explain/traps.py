@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from entrypoint.explain import launches, request, shell
@@ -1395,20 +1395,20 @@ def _starts_one_node(one: Launch) -> bool:
 def _tasks(script: Script, one: Launch) -> int | None:
     """Tasks of a node of this launch; None where that is not known."""
     is_slurm = script.request.scheduler == "slurm"
-    return _step(script, one.starter_options).tasks_per_node if is_slurm else None
+    return step(script.request, one.starter_options).tasks_per_node if is_slurm else None
 
 
-def _step(script: Script, started: Sequence[AskedOption]) -> ScriptRequest:
+def step(whole: ScriptRequest, started: Sequence[AskedOption]) -> ScriptRequest:
     """What the request and these options of srun ask together."""
     own = [one for one in started if one.name != "ntasks" or not _NTASKS.fullmatch(one.value)]
     has_count = any(one.name == "ntasks" for one in own)
-    asked = [one for one in script.request.options if not has_count or one.name != "ntasks-per-node"]
-    return ScriptRequest(script.request.scheduler, (*asked, *own), ())
+    asked = [one for one in whole.options if not has_count or one.name != "ntasks-per-node"]
+    return replace(whole, options=(*asked, *own))
 
 
 def _of_gpus_per_task(script: Script) -> Iterator[Found]:
     for started in [one.starter_options for one in script.trainings] or [()]:
-        own = _step(script, started)
+        own = step(script.request, started)
         option, tasks = own.find("gpus-per-task"), own.find("ntasks-per-node", "ntasks")
         is_unknown = tasks is not None and "$" in tasks.value and own.tasks_per_node is None
         if option and own.tasks_per_node != 1 and not is_unknown:

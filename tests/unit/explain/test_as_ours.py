@@ -602,6 +602,42 @@ def test_a_job_that_asks_for_no_gpus_is_told_its_device_and_ranks(
 
 
 @pytest.mark.parametrize(
+    ("launch", "gpus"),
+    [
+        ("srun --ntasks-per-node=1 --gres=gpu:4 torchrun", "--gpus-per-node=4"),
+        ("srun --gpus-per-node=a100:4 torchrun", "--gpus-per-node=a100:4"),
+        ("srun --gpus=8 torchrun", "--gpus-per-node=4"),
+        ("srun -n 8 --gpus-per-task=1 python", "--gpus-per-node=4"),
+        ("srun --ntasks-per-node=4 --tres-per-task=gres/gpu:1 python", "--gpus-per-node=4"),
+    ],
+)
+def test_gpus_for_which_srun_alone_asks_are_those_of_the_job(launch: str, gpus: str) -> None:
+    made = converted(f"{NODES}{launch} t.py\n")
+    assert made.lines[0] == f"sbatch --nodes=2 {gpus} slurm/multinode.sbatch -- t.py"
+    assert made.left == ()
+
+
+def test_the_tasks_of_srun_leave_a_job_its_one_node() -> None:
+    made = converted("#!/bin/bash\n#SBATCH -t 5\nsrun -n 4 --gres=gpu:4 python t.py\n")
+    assert made.lines[0].startswith("sbatch --nodes=1 --gpus-per-node=4 --time=5 slurm/")
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        ("#SBATCH --gpus-per-socket=2\nsrun torchrun", "--gpus-per-socket"),
+        ("srun --gpus-per-socket=2 torchrun", "--gpus-per-socket"),
+        ("srun --gres=gpu:$N torchrun", "--gres"),
+        ("srun -n $((2*4)) --gpus-per-task=1 python", "--gpus-per-task"),
+    ],
+)
+def test_gpus_that_are_not_known_before_are_told_and_the_job_is_none_on_cpus(asked: str, option: str) -> None:
+    made = converted(f"{NODES}{asked} t.py\n")
+    assert made.lines[0] == "sbatch --nodes=2 slurm/multinode.sbatch -- t.py"
+    assert made.left == (f"line 3: {option}: the GPUs of a node are not known: give --gpus-per-node",)
+
+
+@pytest.mark.parametrize(
     ("script", "ranks"),
     [
         ("#SBATCH -n 8\nmpirun -np 8 python t.py", 4),
@@ -842,7 +878,7 @@ def test_sizes_that_are_not_known_before_are_told() -> None:
     made = converted("#!/bin/bash\n#SBATCH -N 2-4\n#SBATCH --gpus=8 -n 8\nsrun python t.py\n")
     assert made.left == (
         "line 2: --nodes: give it to sbatch if it is needed",
-        "line 3: --gpus: give it to sbatch if it is needed",
+        "line 3: --gpus: the GPUs of a node are not known: give --gpus-per-node",
     )
 
 
