@@ -140,6 +140,8 @@ _CONTAINER_AS_WE_DO = {
     *("-C", "--no-home", "--no-mount", "--no-eval"),
 }
 """Options of `apptainer exec` that our jobs give themselves, or that a line has."""
+_FOLDERS = ("wdir", "wd")
+"""Options of mpirun for the folder in which the ranks start."""
 _BACKTICKS = re.compile(r"(?<!\\)`([^`]*)`")
 _PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
 _QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
@@ -184,10 +186,10 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     if any(len(line) > MOST for line in lines):
         lines = []
         why = f"line {training.line}: more than {MOST:,} characters: give the arguments in a file"
-    variables = _variables(script, found)
+    variables = _variables(script, training, found)
     return Converted(
         tuple(lines),
-        tuple(_profile(script, variables)),
+        tuple(dict.fromkeys(_profile(script, training, variables))),
         (*filter(None, [why]), *dict.fromkeys(_left(script, training, variables))),
     )
 
@@ -502,11 +504,42 @@ class _Variables:
         return name not in self.unneeded and _inner(name) not in self.unneeded
 
 
-def _variables(script: Script, found: Sequence[Found]) -> _Variables:
+def _assigned_to(script: Script, training: Launch) -> list[tuple[Word, str, str]]:
+    """Variables that the script sets, and those that are set for its training alone."""
+    others = {word for word, _, _ in script.assigned}
+    own = [word for word in _set_for(training) if word not in others]
+    return [*script.assigned, *((word, *traps.split(word)) for word in own)]
+
+
+def _set_for(one: Launch) -> list[Word]:
+    """In front of it, by env, or by options of what starts it."""
+    exports = [option for option in one.starter_options if option.name == "export"]
+    by_srun = [Word(part, option.line) for option in exports for part in option.value.split(",")]
+    by_mpi = [Word(value, line) for name, value, line in _options_of_mpi(one) if name not in _FOLDERS]
+    return [*one.assigned, *(word for word in (*by_srun, *by_mpi) if "=" in word.raw)]
+
+
+def _options_of_mpi(one: Launch) -> Iterator[tuple[str, str, int]]:
+    """(name, value, line) of the options of mpirun about variables and the folder."""
+    words = iter(one.starter_words if one.starter in traps.MPI else ())
+    for word in words:
+        name, equals, value = word.text.lstrip("-").partition("=")
+        if not word.text.startswith("-") or name not in ("x", "env", "genv", *_FOLDERS):
+            continue
+        value = value if equals else _next(words)
+        is_in_two = name in ("env", "genv") and "=" not in value
+        yield name, f"{value}={_next(words)}" if is_in_two else value, word.line
+
+
+def _next(words: Iterator[Word]) -> str:
+    return next((word.text for word in words), "")
+
+
+def _variables(script: Script, training: Launch, found: Sequence[Found]) -> _Variables:
     quoted = (_QUOTED.match(one.text) for one in found)
     unneeded = _SET_BY_US | {match[1] for match in quoted if match}
     made_inside: set[str] = set()
-    for _, name, value in script.assigned:
+    for _, name, value in _assigned_to(script, training):
         names = set(_NAMED.findall(value))
         is_inside = _IN_JOB.search(value) is not None or bool(names & made_inside)
         if is_inside:
@@ -534,7 +567,7 @@ def _is_for_profile(name: str, value: str) -> bool:
     return name.startswith(_PROFILE_ENV) and not _SECRET.search(name) and not set(value) & set("$`")
 
 
-def _profile(script: Script, variables: _Variables) -> Iterator[str]:
+def _profile(script: Script, training: Launch, variables: _Variables) -> Iterator[str]:
     modules = [
         word.text
         for one in script.launches
@@ -544,7 +577,7 @@ def _profile(script: Script, variables: _Variables) -> Iterator[str]:
     ]
     if modules:
         yield f"modules: [{', '.join(modules)}]"
-    for word, name, value in script.assigned:
+    for word, name, value in _assigned_to(script, training):
         if _is_for_profile(_inner(name), value) and variables.needs(name):
             plain = word.text.partition("=")[2]
             yield f"env: {{{_inner(name)}: {plain if _PLAIN.fullmatch(plain) else json.dumps(plain)}}}"
@@ -572,10 +605,12 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
         yield f"line {one.line}: {program}: it runs on one node alone: do it {when}"
     yield from _left_wrappers(script)
     filled_in = {word.variable for word in (*training.words, *training.agent_options.values())}
-    for word, name, value in script.assigned:
+    for_training = set(_set_for(training))
+    for word, name, value in _assigned_to(script, training):
         inner = _inner(name)
         is_own = word not in filled_in and variables.needs(name) and not _is_for_profile(inner, value)
-        if not is_own or not inner.isupper() or not _is_exported(script, word.line):
+        is_seen = word in for_training or _is_exported(script, word.line)
+        if not is_own or not inner.isupper() or not is_seen:
             continue
         if name in variables.made_inside:
             how = "made inside the job: make it in your script"
@@ -627,8 +662,13 @@ def _changed_to(one: Launch, training: Launch) -> str:
 
 def _left_of_container(training: Launch) -> Iterator[str]:
     for option in training.starter_options:
-        if told := _left_of_pyxis(option):
+        if option.name == "chdir":
+            yield f"line {option.line}: --chdir={option.value}: {_STARTS_IN}"
+        elif told := _left_of_pyxis(option):
             yield told
+    for option_of_mpi, folder, line in _options_of_mpi(training):
+        if option_of_mpi in _FOLDERS:
+            yield f"line {line}: -{option_of_mpi} {folder}: {_STARTS_IN}"
     where = f"line {training.container_line}: "
     if "://" in training.image:
         yield f"{where}{_image(training.image)}"
@@ -647,7 +687,7 @@ def _left_of_container(training: Launch) -> Iterator[str]:
 def _left_of_pyxis(option: AskedOption) -> str:
     """What is not carried over of an option of srun, or of sbatch, about a container; empty for another."""
     where = f"line {option.line}: "
-    if option.name == "container-image":
+    if option.name in ("container-image", "environment"):
         return where + _image(option.value)
     if option.name == "container-mounts":
         return f"{where}--container-mounts={option.value}: APPTRAIN_BIND shows folders in the image"

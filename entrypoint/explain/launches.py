@@ -331,6 +331,8 @@ def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -
                 or shell.ASSIGNMENT.match(words[0].text)
                 or words[0].text[:1].isdigit()
             ):
+                if name == "env" and shell.ASSIGNMENT.match(words[0].text):
+                    launch = replace(launch, assigned=(*launch.assigned, words[0]))
                 words = words[1:]
         elif found := _agent(name, texts):
             agent, own = found

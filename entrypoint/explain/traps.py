@@ -83,7 +83,7 @@ class Script:
     def assigned(self) -> list[tuple[Word, str, str]]:
         """Variables that the script sets outside of its tasks, with name and value."""
         words = [word for one in self.commands for word in one.assigned]
-        return [(word, *_split(word)) for word in words]
+        return [(word, *split(word)) for word in words]
 
     @cached_property
     def named_files(self) -> set[str]:
@@ -121,7 +121,8 @@ class Script:
         return several and _BY_NODES.search(self.text) is not None
 
 
-def _split(word: Word) -> tuple[str, str]:
+def split(word: Word) -> tuple[str, str]:
+    """The name and the value of an assignment."""
     name, _, value = word.raw.partition("=")
     return name.rstrip("+"), value
 
@@ -647,7 +648,7 @@ _PREPARES = re.compile(
     r"|\bapptainer\b|\bsingularity\b"
 )
 """What makes an environment, or needs none."""
-_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "prun")
+MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "prun")
 _PER_NODE = re.compile(
     r"(?:^| )(?:--?ppn|--?npernode|--?n-per-node|--?ranks-per-node|-N)[ =]([$\w{}]{1,80})|ppr:(\d{1,4}):node"
 )
@@ -719,7 +720,7 @@ def _head_values(script: Script) -> Iterator[tuple[int, str, Launch | None]]:
     """(line, value, the launch inside which it stands) of each address of the head node."""
     for one in script.launches:
         for word in one.assigned if one.in_shell or one.is_in_task else ():
-            name, value = _split(word)
+            name, value = split(word)
             if _HEAD_NAMES.match(name):
                 yield word.line, value, one
         for option in ("rdzv-endpoint", "master-addr", "main-process-ip"):
@@ -791,7 +792,7 @@ def _of_port(script: Script) -> Iterator[Found]:
         if re.fullmatch(r"['\"]?\d{2,5}['\"]?", value) and _PORT.match(name):
             fixed[name] = word.line
     inner = [
-        (word, *_split(word))
+        (word, *split(word))
         for one in script.launches
         if one.in_shell or one.is_in_task
         for word in one.assigned
@@ -848,15 +849,15 @@ def _of_random_in_tasks(script: Script) -> Iterator[Found]:
         if inside[-1].is_filled and not _RANDOM_KEPT.search(shell_word.raw):
             continue
         used = {name for one in inside for name in _port_names(script, one)}
-        has_ranks = any(_split(word)[0] in ("RANK", "WORLD_SIZE") for word in words)
+        has_ranks = any(split(word)[0] in ("RANK", "WORLD_SIZE") for word in words)
         for one in inside:
             if has_ranks and one.trains and not one.agent and _nodes_of(script, one) != 1:
                 used.add("MASTER_PORT")
-        yield from (Found(PORT_RANDOM, word.line, word.raw) for word in drawn if _split(word)[0] in used)
+        yield from (Found(PORT_RANDOM, word.line, word.raw) for word in drawn if split(word)[0] in used)
 
 
 def _is_drawn_port(word: Word, is_filled: bool) -> bool:
-    name, value = _split(word)
+    name, value = split(word)
     is_drawn = "RANDOM" in value if is_filled else _DRAWN.search(value) is not None
     return is_drawn and _PORT.match(name) is not None and f"${{{name}" not in value
 
@@ -894,7 +895,7 @@ def _is_of_several(script: Script, one: Launch) -> bool:
         return False
     if one.agent and script.request.scheduler:
         return script.nodes != 1
-    names = {_split(word)[0] for word in one.assigned}
+    names = {split(word)[0] for word in one.assigned}
     return bool(names & _OF_WORLD) or not one.agent_options.keys().isdisjoint(("node-rank", "machine-rank"))
 
 
@@ -1014,9 +1015,9 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         is_waited_for = one.in_loop and _starts_one_node(one) and not in_background
         if is_waited_for and _is_of_several(script, one):
             yield Found(LOOP_WAITS, one.starter_line, _quote(script, one.starter_line))
-        if one.starter in _MPI:
+        if one.starter in MPI:
             tasks = _tasks_of_mpi(script, one)
-        if one.agent == "torchrun" and one.starter in ("srun", *_MPI) and tasks and tasks > 1:
+        if one.agent == "torchrun" and one.starter in ("srun", *MPI) and tasks and tasks > 1:
             yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
         if nodes and script.request.scheduler and _differs(script, one, nodes):
             yield Found(NODES_DIFFER, one.agent_options["nnodes"].line, f"{nodes} nodes, --nnodes {nnodes}")
@@ -1100,7 +1101,7 @@ def _says_one_node(one: Launch) -> bool:
 
 def _starts_all(script: Script, one: Launch) -> bool:
     """Whether this line starts all nodes of a training: at once, or in a loop that gives each the same."""
-    if not one.is_in_task or (one.starter not in ("srun", "pbsdsh", *_MPI) and not _starts_one_node(one)):
+    if not one.is_in_task or (one.starter not in ("srun", "pbsdsh", *MPI) and not _starts_one_node(one)):
         return False
     nodes, nnodes = _nodes_of(script, one), number(one.agent_options.get("nnodes"))
     if _starts_one_node(one):
@@ -1142,7 +1143,7 @@ def _nodes_of(script: Script, one: Launch) -> int | None:
         return 1
     if one.starter == "srun":
         return _nodes_of_srun(script, one, nodes)
-    if one.starter in _MPI:
+    if one.starter in MPI:
         found = _PROCESSES.search(" ".join(word.text for word in one.starter_words))
         asked = -(-int(found[1]) // (_tasks_of_mpi(script, one) or 1)) if found else nodes
         return min(nodes, asked) if nodes and asked else nodes
@@ -1168,7 +1169,7 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
         own = ScriptRequest("slurm", (*script.request.options, *one.starter_options), ())
         nodes = own.nodes or 1
         count = own.number("ntasks") or nodes * (own.tasks_per_node or 1)
-        if count > 1 and one.words and one.words[0].text.rpartition("/")[2] in _MPI:
+        if count > 1 and one.words and one.words[0].text.rpartition("/")[2] in MPI:
             yield Found(MPIRUN_IN_SRUN, one.line, _quote(script, one.starter_line))
         tasks, per_node = own.find("ntasks"), own.find("ntasks-per-node")
         counts = not one.agent_options.keys().isdisjoint(("nnodes", "num-machines"))
@@ -1176,7 +1177,7 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
         if not counts or is_part or not _is_of_several(script, one):
             continue
         variable = _set_for(one, "SLURM_NTASKS", settings)
-        set_to = _split(variable)[1].strip("'\"") if variable else ""
+        set_to = split(variable)[1].strip("'\"") if variable else ""
         if variable and tasks not in one.starter_options:  # srun takes it for its --ntasks
             if _SMALL_NUMBER.fullmatch(set_to) and 0 < int(set_to) < nodes:
                 yield Found(FEWER_TASKS, variable.line, f"{variable.raw}, {nodes} nodes")
@@ -1201,7 +1202,7 @@ def _of_world_size(script: Script) -> Iterator[Found]:
     for one in script.trainings:
         ranks = (ranks_of_node(script, one) if one.starter == "srun" and not one.agent else None) or 1
         word = _set_for(one, "WORLD_SIZE", settings)
-        if word and ranks > 1 and request.NODES_OF_SLURM.fullmatch(_split(word)[1].strip("'\"")):
+        if word and ranks > 1 and request.NODES_OF_SLURM.fullmatch(split(word)[1].strip("'\"")):
             yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
 
 
@@ -1211,7 +1212,7 @@ def ranks_of_node(script: Script, one: Launch) -> int | None:
         given = one.agent_options.get("nproc-per-node")
         is_one = one.agent == "torchrun" and "nproc-per-node" not in script.torchruns_options
         return number(given) if given else (1 if is_one else None)
-    if one.starter in (*_MPI, "ibrun"):
+    if one.starter in (*MPI, "ibrun"):
         return _ranks_of_mpi(script, one)
     if one.starter == "srun":
         alone = ScriptRequest("slurm", one.starter_options, ()).number("ntasks") == 1
@@ -1245,7 +1246,7 @@ def _settings(script: Script, name: str) -> tuple[list[int], list[Word | None]]:
         if command.texts[:1] == ["unset"] and name in command.texts:
             found[command.line] = None
         for word in command.assigned if not command.words else ():
-            if _split(word)[0] == name:
+            if split(word)[0] == name:
                 is_at_top = script.lines[word.line - 1].startswith((name, "export"))
                 found[word.line] = word if is_at_top else None
     lines = sorted(found)
@@ -1254,7 +1255,7 @@ def _settings(script: Script, name: str) -> tuple[list[int], list[Word | None]]:
 
 def _set_in_front(one: Launch, name: str) -> Word | None:
     """What sets this variable for this launch alone."""
-    return next((word for word in reversed(one.assigned) if _split(word)[0] == name), None)
+    return next((word for word in reversed(one.assigned) if split(word)[0] == name), None)
 
 
 def _set_for(one: Launch, name: str, settings: tuple[list[int], list[Word | None]]) -> Word | None:
@@ -1265,7 +1266,7 @@ def _set_for(one: Launch, name: str, settings: tuple[list[int], list[Word | None
 
 def _gpus_in(word: Word) -> int:
     """How many GPUs a CUDA_VISIBLE_DEVICES shows; 0 where it is not known."""
-    value = _split(word)[1].strip("'\"")
+    value = split(word)[1].strip("'\"")
     return value.count(",") + 1 if _LIST_OF_GPUS.fullmatch(value) else 0
 
 
@@ -1284,10 +1285,10 @@ def _of_exports(script: Script) -> Iterator[Found]:
     }
     asked: dict[Word, set[str]] = {}
     for one in script.launches if not _ALL_EXPORTED.search(script.text) else ():
-        if one.shell_word and one.starter in ("srun", *_MPI) and not one.is_filled:
+        if one.shell_word and one.starter in ("srun", *MPI) and not one.is_filled:
             names, set_there = _names_in(one.shell_word)
             passed = " ".join(word.raw for word in (*one.starter_words, *one.container_words))
-            kept = {_split(word)[0] for word in one.assigned} | set(_WORD.findall(passed))
+            kept = {split(word)[0] for word in one.assigned} | set(_WORD.findall(passed))
             asked.setdefault(one.shell_word, names & lines.keys()).difference_update(kept, set_there)
     exported = set(_WORD.findall(" ".join(_EXPORTS.findall(script.text.replace("\\\n", " ")))))
     for name in sorted(set().union(*asked.values()) - exported):
@@ -1567,7 +1568,7 @@ def _of_ntasks(asked: ScriptRequest) -> Iterator[Found]:
 def _of_interfaces(script: Script) -> Iterator[Found]:
     words = [word for one in script.launches for word in one.assigned]
     for word in words:
-        name, value = _split(word)
+        name, value = split(word)
         value = value.strip("'\"")
         if (
             name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -1580,7 +1581,7 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
 
 def _of_switches(script: Script) -> Iterator[Found]:
     for word in [word for one in script.launches for word in one.assigned]:
-        name, value = _split(word)
+        name, value = split(word)
         if (name, value.strip("'\"")) in SLOW:
             yield Found(SLOW_TRANSPORT, word.line, word.raw)
         if (name, value.strip("'\"")) in _DEBUGGING:

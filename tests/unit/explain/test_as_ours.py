@@ -334,6 +334,38 @@ def test_what_no_line_has_of_the_container_is_told(launch: str, left: list[str])
     assert list(converted(f"{ASKED}{launch}\n").left) == [f"line 3: {one}" for one in left]
 
 
+@pytest.mark.parametrize(
+    ("launch", "folder", "names"),
+    [
+        ("FOO=1 srun -D /w env BAR=2 python t.py", "--chdir=/w", ["FOO", "BAR"]),
+        ("srun --chdir=/w --export=ALL,FOO=1,HOME,low=2 torchrun t.py", "--chdir=/w", ["FOO"]),
+        ("mpirun -np 8 -x FOO=1 -x PATH -x RANK=3 -wdir /w python t.py", "-wdir /w", ["FOO"]),
+        ("mpiexec -genv FOO 1 -env BAR=2 -wd /w python t.py", "-wd /w", ["FOO", "BAR"]),
+        ("mpiexec --env=FOO=1 --wdir=/w python t.py", "-wdir /w", ["FOO"]),
+        ("srun -D /w bash -c 'FOO=1 torchrun t.py'", "--chdir=/w", ["FOO"]),
+    ],
+)
+def test_folder_and_variables_of_what_starts_the_ranks_are_told(
+    launch: str, folder: str, names: list[str]
+) -> None:
+    told = [f"{one}: export it where you submit; APPTRAIN_PASS={one} for the ranks" for one in names]
+    assert list(converted(f"{ASKED}{launch}\n").left) == [
+        f"line 3: {one}" for one in (f"{folder}: {STARTS_IN}", *told)
+    ]
+
+
+def test_settings_of_libraries_for_the_training_alone_are_for_a_profile_too() -> None:
+    made = converted(f"{ASKED}mpirun -np 8 -x NCCL_DEBUG=INFO env HF_HOME=/h python t.py\n")
+    assert made.profile == ("env: {HF_HOME: /h}", "env: {NCCL_DEBUG: INFO}")
+    made = converted(f"{ASKED}srun --export=ALL,OUT=$SLURM_JOB_ID torchrun t.py\n")
+    assert made.left == (f"line 3: OUT: {INSIDE}",)
+
+
+@pytest.mark.parametrize("where", ["#SBATCH --environment=ngc-pt\nsrun", "srun --environment=ngc-pt"])
+def test_an_environment_of_the_container_engine_is_told_as_an_image(where: str) -> None:
+    assert converted(f"{ASKED}{where} torchrun t.py\n").left == (f"line 3: {image_of('ngc-pt')}",)
+
+
 def test_a_container_that_sbatch_is_asked_for_is_told_as_one_of_srun() -> None:
     made = converted(f"{ASKED}#SBATCH --container-image=x.sqsh --container-name=a\nsrun torchrun t.py\n")
     assert made.left == (f"line 3: {image_of('x.sqsh')}", f"line 3: --container-name: {NOT_TAKEN}")
