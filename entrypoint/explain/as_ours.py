@@ -4,6 +4,7 @@ function of a job script that was read.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -587,13 +588,13 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     yield from _left_of_no_gpus(script, training)
     yield from _left_options(script)
     yield from _left_of_container(training)
-    for one in script.launches:
-        folder = _changed_to(one, training)
-        if folder and (_IN_JOB.search(folder) or variables.made_inside & set(_NAMED.findall(folder))):
-            yield f"line {one.line}: cd {folder}: made inside the job: change to it in your script"
-        elif folder:
+    for line, folder in _folders(script, training):
+        if _IN_JOB.search(folder) or variables.made_inside & set(_NAMED.findall(folder)):
+            yield f"line {line}: cd {folder}: made inside the job: change to it in your script"
+        else:
             how = "submit" if script.request.scheduler else "start it"
-            yield f"line {one.line}: cd {folder}: {how} from there, or give the script by its whole path"
+            yield f"line {line}: cd {folder}: {how} from there, or give the script by its whole path"
+    for one in script.launches:
         texts = [word.text for word in one.words[:2]]
         if _makes_environment(one):
             yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
@@ -650,14 +651,25 @@ def _exported(name: str) -> str:
     return f"export it where you submit; APPTRAIN_PASS={name} for the ranks"
 
 
-def _changed_to(one: Launch, training: Launch) -> str:
-    """The folder in which the training starts, if this leads to it; empty for where it was submitted."""
-    texts = [word.text for word in one.words]
-    is_before = one.shell_word in (None, training.shell_word) and one.line <= training.line
-    if not is_before or texts[:1] not in (["cd"], ["pushd"]):
-        return ""
-    folder = texts[1] if len(texts) > 1 else "~"
-    return "" if _SUBMITTED_FROM.fullmatch(folder) else folder
+def _folders(script: Script, training: Launch) -> Sequence[tuple[int, str]]:
+    """(line, folder) of each `cd` that leads to where the training starts, from where it was submitted."""
+    found: list[tuple[int, str]] = []
+    for one in itertools.takewhile(lambda one: one is not training, script.launches):
+        is_around = one.subshells == training.subshells[: len(one.subshells)]
+        if not is_around or one.shell_word not in (None, training.shell_word):
+            continue
+        name, folder, *_ = [*(word.text for word in one.words[:2]), "~", ""]
+        is_back = name == "cd" and found and (folder == "-" or (folder == ".." and _is_below(found[-1][1])))
+        if name == "popd" or is_back:
+            found = found[:-1]
+        elif name in ("cd", "pushd") and not _SUBMITTED_FROM.fullmatch(folder):
+            found.append((one.line, folder))
+    return found
+
+
+def _is_below(folder: str) -> bool:
+    """Whether this is a folder in the one from which it is changed to."""
+    return re.fullmatch(r"(?:\./)?[\w.-]*\w[\w.-]*/?", folder) is not None
 
 
 def _left_of_container(training: Launch) -> Iterator[str]:

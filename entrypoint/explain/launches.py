@@ -146,6 +146,8 @@ class Launch:
     in_loop: bool = False
     """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
+    subshells: tuple[int, ...] = ()
+    """Brackets around it, from the outermost on."""
     agent: str = ""
     """torchrun, or accelerate, deepspeed: what starts the ranks; empty for none."""
     agent_options: dict[str, Word] = field(default_factory=dict)
@@ -279,6 +281,7 @@ def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -
         assigned=(*launch.assigned, *command.assigned),
         in_loop=launch.in_loop or (command.in_loop and not launch.starter),
         in_background=launch.in_background or command.in_background,
+        subshells=(*launch.subshells, *command.subshells),
     )
     while words:
         words = (settings.program(words[0]), *words[1:])

@@ -15,6 +15,8 @@ from functools import cached_property
 MOST = 1 << 20
 """Characters of a script."""
 MOST_COMMANDS = 20_000
+_DEEPEST = 8
+"""Brackets around a command that are told apart."""
 _HERE = re.compile(r"<<(-?)\s*(?:'([^'\n]{1,80})'|\"([^\"\n]{1,80})\"|\\?([A-Za-z_][\w.-]{0,80}))")
 _KEYWORDS = {
     *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
@@ -87,6 +89,8 @@ class Command:
     """These assignments; of `export` too."""
     in_loop: bool = False
     in_background: bool = False
+    subshells: tuple[int, ...] = ()
+    """Around it, each by where it begins: a folder that is changed to in one stays there."""
 
     @property
     def line(self) -> int:
@@ -105,8 +109,8 @@ def commands(text: str, first: int = 1) -> list[Command]:
     at, line, begun = 0, first, first
     depth, pipeline = 0, 0
     """Loops around this place; commands before its pipeline."""
-    groups: list[tuple[str, int]] = []
-    """Brackets around it, with the commands before each."""
+    groups: list[tuple[str, int, int]] = []
+    """Brackets around it, with the commands before each, and its place."""
     waiting: list[tuple[str, bool]] = []
     """Ends of here-documents that begin behind this line."""
     text = text[:MOST]
@@ -127,11 +131,12 @@ def commands(text: str, first: int = 1) -> list[Command]:
         end_word()
         first_word = words[0].raw if words else ""
         depth = max(0, depth + (first_word == "do") - (first_word == "done"))
-        groups.extend(("{", len(found)) for one in words if one.raw == "{")
+        groups.extend(("{", len(found), at) for one in words if one.raw == "{")
         if first_word == "}":
             end_group("{")
         if words and len(found) < MOST_COMMANDS:
-            found.extend(replace(one, in_loop=depth > 0) for one in _command(words))
+            inside = tuple(begin for bracket, _, begin in groups[:_DEEPEST] if bracket == "(")
+            found.extend(replace(one, in_loop=depth > 0, subshells=inside) for one in _command(words))
         words.clear()
         if mark == "&":
             found[pipeline:] = [replace(one, in_background=True) for one in found[pipeline:]]
@@ -175,7 +180,7 @@ def commands(text: str, first: int = 1) -> list[Command]:
         if letter in "()" and (not word or (letter == ")" and groups and groups[-1][0] == "(")):
             end_command()
             if letter == "(":
-                groups.append((letter, len(found)))
+                groups.append((letter, len(found), at))
             else:
                 end_group("(")
             at += 1

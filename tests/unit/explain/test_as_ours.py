@@ -379,6 +379,12 @@ def test_a_container_that_sbatch_is_asked_for_is_told_as_one_of_srun() -> None:
         ('cd "$SLURM_SUBMIT_DIR"; cd ${SLURM_SUBMIT_DIR:-.}/; cd $PBS_O_WORKDIR; cd $PWD; cd .; cd -\nsrun torchrun t.py', []),
         ("srun bash -c 'cd /a\ntorchrun t.py'", ["line 3: cd /a: "]),
         ("bash -c 'cd /a; make'\nsrun torchrun t.py", []),
+        ("(cd x; make)\n(cd y && (make)) | tee log\nsrun torchrun t.py", []),
+        ("(cd x\nsrun torchrun t.py)", ["line 3: cd x: "]),
+        ("(cd x; (cd y); srun bash -c 'cd z; torchrun t.py')", ["line 3: cd x: ", "line 3: cd z: "]),
+        ("pushd /x; make; popd\npushd /y\nsrun torchrun t.py\npopd", ["line 4: cd /y: "]),
+        ("cd data && make && cd ..\ncd /a; cd -\nsrun torchrun t.py; cd b", []),
+        ("cd /a/b; cd ..\nsrun torchrun t.py", ["line 3: cd /a/b: ", "line 3: cd ..: "]),
     ],
 )  # fmt: skip
 def test_a_folder_in_which_the_training_starts_is_told(body: str, left: list[str]) -> None:

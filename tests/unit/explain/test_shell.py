@@ -184,3 +184,12 @@ def test_what_has_only_keywords_has_no_command(text: str) -> None:
 def test_a_script_is_read_up_to_a_mebibyte_and_20000_commands() -> None:
     assert cut(f"{'#' * (2**20 - 2)}\nab") == [(2, ["a"])]
     assert len(shell.commands("a\n" * 20_001)) == 20_000
+
+
+def test_a_command_knows_the_subshells_around_it_up_to_a_depth() -> None:
+    found = shell.commands("a; (b; (c) | d); { e; }; f")
+    assert [len(one.subshells) for one in found] == [0, 1, 2, 1, 0, 0]
+    _, b, c, d, *_ = found
+    assert (b.subshells, c.subshells[:1]) == (d.subshells, d.subshells)
+    (deep,) = shell.commands("(" * 50 + "a" + ")" * 50)
+    assert len(deep.subshells) == 8
