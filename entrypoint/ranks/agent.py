@@ -148,6 +148,10 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
     import torch.distributed.run  # with all that `_run` needs, while other nodes may still import torch
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+    # CMD has lost the `--` that torchrun's parser drops. Without a folder for logs torch would make one in
+    # TMPDIR, and leave it there.
+    words = ["--log-dir", order["errors"], *order["options"], "CMD"]
+    options = torch.distributed.run.parse_args(words)  # type: ignore[no-untyped-call]
     if _line(control) != b"go":
         return
     for signum in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of the job
@@ -155,7 +159,7 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
     pids: dict[int, int] = {}
     threading.Thread(target=_end_with_parent, args=(control, pids), daemon=True).start()
     try:
-        _run(order, report, pids, waiting)
+        _run(order, options, report, pids, waiting)
     except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError, RendezvousError) as error:
         report("finished", error=_one_line(error), unavailable=True)
         raise
@@ -255,7 +259,9 @@ def _on_cores(cores: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiting: dict[int, Any]) -> None:
+def _run(
+    order: dict[str, Any], options: Any, report: Reporter, running: dict[int, int], waiting: dict[int, Any]
+) -> None:
     """Runs the ranks to their end, their pids in `running`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -265,7 +271,7 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-    from torch.distributed.run import config_from_args, parse_args
+    from torch.distributed.run import config_from_args
 
     class Pipes(LogsSpecs):
         """Every rank's output goes into the parent's pipes."""
@@ -324,11 +330,8 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
         return Watched(process, rank, report)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]
-    # CMD has lost the `--` that torchrun's parser drops; its macros get it escaped.
-    # Without a folder for logs torch would make one in TMPDIR, and leave it there.
-    options = parse_args(["--log-dir", order["errors"], *order["options"], "CMD"])  # type: ignore[no-untyped-call]
     config, program, _ = config_from_args(options)
-    words = [word.replace("$", "$$") for word in order["command"]]
+    words = [word.replace("$", "$$") for word in order["command"]]  # its macros get it escaped
     arguments = ["-u", *words]
     if options.no_python:
         program, arguments = order["command"][0], words[1:]

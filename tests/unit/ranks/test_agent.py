@@ -15,6 +15,8 @@ import pytest
 from entrypoint.ranks import agent
 from entrypoint.ranks.forks import PLACES
 
+ORDER: dict[str, Any] = {"errors": "/nowhere", "options": []}
+
 
 class Said(list[dict[str, Any]]):
     """What is told of ranks, instead of a pipe."""
@@ -135,7 +137,7 @@ def test_how_the_agent_ended_is_told_and_whether_another_port_may_help(
         with contextlib.ExitStack() as raises:
             if error is not None:
                 raises.enter_context(pytest.raises(type(error)))
-            agent._act({}, said, reader, {})  # type: ignore[arg-type]
+            agent._act(ORDER, said, reader, {})  # type: ignore[arg-type]
         for number in before:
             os.kill(os.getpid(), number)  # the warning to all processes of a job
     finally:
@@ -156,7 +158,7 @@ def test_an_agent_that_is_not_told_to_go_starts_nothing(
     os.write(writer, order)
     os.close(writer)
     said = Said()
-    agent._act({}, said, reader, {})  # type: ignore[arg-type]
+    agent._act(ORDER, said, reader, {})  # type: ignore[arg-type]
     os.close(reader)
     assert said == []
 
