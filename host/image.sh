@@ -73,7 +73,7 @@ read_configuration() {
     exec {configuration}<&-
     known=${called:+"$identity $called $version $libexec"}
     if [[ -n $tell && -n $identity ]]; then
-        printf '%s' "$known" >"$tell"
+        printf '%s' "$known" 2>/dev/null >"$tell" || rm -f -- "$tell" # the disk is full: nodes ask
     fi
 }
 

@@ -149,6 +149,14 @@ def test_what_apptainer_has_said_on_another_node_is_taken_from_the_same_program_
     assert ended.returncode == (0 if is_asked else 64)
 
 
+def test_what_apptainer_says_need_not_be_left(node: Node) -> None:
+    node.apptainer.write_text((node.apptainer.read_text() + "exit\n").ljust(2_000_000, "#"))
+    told = node.programs / "told"
+    told.symlink_to("/dev/full")
+    ended = node.call(["--tell", str(told), node.image, "true"])
+    assert (ended.returncode, ended.stderr, told.is_symlink()) == (0, "", False)
+
+
 @pytest.mark.ci_may_skip("it is about root")
 @pytest.mark.skipif(os.geteuid() != 0, reason="others may not make user namespaces everywhere")
 @pytest.mark.parametrize("user", [0, 1000])
