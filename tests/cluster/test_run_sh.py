@@ -728,7 +728,9 @@ def test_the_tasks_of_a_node_share_one_mount_and_each_has_its_own_environment(sh
         seen = [tasks.seen(process) for process in started]
         assert tasks.mounts() == 1
         assert len({namespace for namespace, *_ in seen}) == 1
+        passed = {*alone.pop("APPTRAIN_PASSED").split()}
         for local, (_, env, its_cwd, its_files) in zip((1, 0, 2), seen, strict=True):
+            assert {*env.pop("APPTRAIN_PASSED").split()} == passed | {"HF_OWN"}
             own = {"HF_OWN": f"of {local}", "SLURM_LOCALID": str(local), "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
             own["APPTRAIN_OUTCOME"] = f"/scratch/three/run/outcome/0.0.{local}"
             named = {name: value for name, value in env.items() if "apptrain." not in value}
