@@ -15,7 +15,7 @@
 #   run_again        has the scheduler start this job once more, or says why not
 #   told_of_job      prints what the scheduler says of the job
 #   job_end          prints when it ends this job, in Unix seconds; nothing if unknown
-#   ask_site         if there is one: adds to `facts` what takes a while, or the profile's modules
+#   ask_site         if there is one: adds to `facts` what is slow, or needs the site's modules
 #   on_nodes, copy_to   as host/staging.sh has them
 # sets `scheduler` and `is_batch` (yes: not started by hand), and calls run_job "$@".
 #

@@ -31,7 +31,7 @@ OF_PLACES = (
     *("USER", "LOGNAME", "TZ", "TERM", "COLUMNS", "LINES", "NVIDIA_VISIBLE_DEVICES"),
     *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
     *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
-    # containers/run.sh sets them, too.
+    # Caches, which containers/run.sh sets if nobody has.
     *("HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
 )
 """What says in the table where a run is, and nothing of it."""
