@@ -9,13 +9,13 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.slurm import job as slurm
 from entrypoint.core.errors import BAD_INPUT, DONE, SAVED
+from entrypoint.core.frozen import dataclass
 from entrypoint.job import handover, outcome
 from entrypoint.job.again import another_port_may_help, no_progress, too_many
 from entrypoint.job.outcome import Outcome

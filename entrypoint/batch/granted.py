@@ -4,9 +4,10 @@ returns. `of` finds that module.
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.job.handover import Facts
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings

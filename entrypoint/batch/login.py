@@ -12,11 +12,12 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, Protocol
 
 from entrypoint.batch.native import OptionTable
+from entrypoint.core.frozen import dataclass
 from entrypoint.plan.profile import CLUSTERS, Profile
 from entrypoint.schedulers.known import words_of
 

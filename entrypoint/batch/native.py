@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 
 
 @dataclass(frozen=True)

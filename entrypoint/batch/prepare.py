@@ -9,7 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.batch import granted as grants
@@ -22,6 +22,7 @@ from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth, Copy, Staging
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import file_part, plain
 from entrypoint.job import handover, rundir
 from entrypoint.job.handover import Facts

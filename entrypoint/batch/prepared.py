@@ -4,9 +4,9 @@ leave what they tell each other. Begin at `PreparedJob`.
 
 import dataclasses
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.job import handover
 from entrypoint.plan.failure_policy import FailurePolicy
 

@@ -16,12 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.cli import main as cli
 from entrypoint.core import checkout, files, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal, of_returncode
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, shell_word
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.again import another_port_may_help

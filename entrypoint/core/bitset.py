@@ -6,7 +6,8 @@ is made anew for each message, and there may be one for each rank.
 
 import string
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from entrypoint.core.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.node import memory
 
 SYS = Path("/sys/class")

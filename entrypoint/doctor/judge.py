@@ -11,10 +11,10 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.doctor import facts
 from entrypoint.doctor.facts import NodeFacts, Room
 from entrypoint.plan import cores

@@ -8,9 +8,9 @@ It runs while torch is imported and the nodes meet.
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import facts, judge

@@ -7,9 +7,10 @@ Runs with the Python of a login node, from 3.9 on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.doctor import judge
 from entrypoint.doctor.facts import NodeFacts

@@ -9,8 +9,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import shell_word
 from entrypoint.explain import request, traps
 from entrypoint.explain.launches import CONTAINER_VALUES, Launch

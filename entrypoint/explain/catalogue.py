@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
+from entrypoint.core.frozen import dataclass
 
 SOURCE = Path(__file__).with_name("catalogue.yaml")
 MADE = SOURCE.with_suffix(".json")

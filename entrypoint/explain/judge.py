@@ -12,8 +12,9 @@ an exception that is not in the catalogue. Such an exception also keeps a later 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain.catalogue import OWN_ERROR, Entry
 from entrypoint.explain.scan import STEPS, Evidence, ProcessEnd, Restart, Scan
 

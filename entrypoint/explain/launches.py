@@ -7,8 +7,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain import request, shell
 from entrypoint.explain.shell import Command, Word
 

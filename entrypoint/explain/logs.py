@@ -12,11 +12,12 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from entrypoint.core import files
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain.scan import Scan
 
 MOST_FILES, MOST_DEEP = 20_000, 8

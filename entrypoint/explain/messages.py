@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain.catalogue import GENERAL, Entry, Remedy
 
 SOURCE = Path(__file__).with_name("messages.yaml")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.schedulers import option_names as names
 
 NONE = ""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, plain
 from entrypoint.explain import catalogue, lines, logs, messages
 from entrypoint.explain.catalogue import GENERAL

@@ -13,10 +13,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import BinaryIO
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain import lines, messages
 from entrypoint.explain.catalogue import Entry, Pattern
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+
+from entrypoint.core.frozen import dataclass
 
 MOST = 1 << 20
 """Characters of a script."""

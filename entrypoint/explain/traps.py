@@ -9,9 +9,10 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.explain import launches, request, shell
 from entrypoint.explain.launches import Launch
 from entrypoint.explain.request import AskedOption, ScriptRequest

@@ -15,12 +15,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.core.private import write_private
 from entrypoint.node import processes

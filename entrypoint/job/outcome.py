@@ -11,11 +11,11 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED, UNAVAILABLE
+from entrypoint.core.frozen import dataclass
 
 SPACE = 4096
 """Bytes that an outcome has at most, and that `reserve` takes for it."""

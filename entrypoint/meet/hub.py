@@ -14,11 +14,12 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar, get_args
 
 from entrypoint.core.bitset import NONE, Bits
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing, named

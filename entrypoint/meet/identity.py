@@ -4,7 +4,9 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from entrypoint.core.frozen import dataclass
 
 ParticipantId = tuple[int, int | None]
 """Node rank, and local rank where each task is a participant."""

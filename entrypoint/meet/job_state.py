@@ -6,9 +6,10 @@ each is a case there. It reads no clock and starts nothing; hub.py carries the e
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from entrypoint.core.bitset import NONE, Bits
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.job import outcome
 from entrypoint.meet import blame

@@ -11,10 +11,11 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.core.threads import run_in_thread
 from entrypoint.meet import messages, reach

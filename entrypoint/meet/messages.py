@@ -8,11 +8,12 @@ participant to node 0 after that, `Told` from node 0 to all.
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from entrypoint.core.bitset import Bits
 from entrypoint.core.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime

@@ -13,9 +13,9 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.meet import door
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import ParticipantId

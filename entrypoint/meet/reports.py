@@ -4,10 +4,10 @@ The types of the fields say what a peer may send (meet/messages.py checks it).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from entrypoint.core.bitset import NONE, Bits
+from entrypoint.core.frozen import dataclass
 
 
 @dataclass(frozen=True)

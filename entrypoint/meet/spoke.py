@@ -9,10 +9,11 @@ import errno
 import os
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.threads import run_in_thread
 from entrypoint.meet import messages, reach
 from entrypoint.meet.identity import ParticipantId

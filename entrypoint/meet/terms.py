@@ -1,9 +1,9 @@
 """What a meeting is given: its bounds in seconds, who may be missing, and the node that it asks."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 
 OTHER_PORT, CHOOSE_PORT = "the next attempt uses another port", "give another --master-port"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"

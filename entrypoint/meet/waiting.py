@@ -2,9 +2,9 @@
 
 import contextlib
 import time
-from dataclasses import dataclass
 
 from entrypoint.core.errors import Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.threads import run_in_thread
 from entrypoint.meet.terms import LocalNode, Timeouts
 

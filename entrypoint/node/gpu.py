@@ -19,11 +19,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, plural
 from entrypoint.node import processes
 from entrypoint.plan import rules

@@ -16,12 +16,12 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput, Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
 from entrypoint.plan.origin import Origin, ValueSource, derived_from, from_variable

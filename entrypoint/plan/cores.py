@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 
 NONE, AUTO = "none", "auto"

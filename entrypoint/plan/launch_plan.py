@@ -10,9 +10,9 @@ import dataclasses
 import shlex
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.plan import commands
 from entrypoint.plan.cores import RankCores

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import spelling
+from entrypoint.core.frozen import dataclass
 from entrypoint.plan.cores import BINDINGS
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.schedulers import choice

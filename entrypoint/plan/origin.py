@@ -6,8 +6,9 @@ Runs with Python 3.9.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from entrypoint.core.frozen import dataclass
 
 
 class Origin(Enum):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
 
 from entrypoint.core import files, spelling
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.plan.options import OPTIONS, Option
 from entrypoint.schedulers.known import KNOWN, words_of

@@ -13,7 +13,7 @@ differences of both do not cancel out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from entrypoint.core.frozen import dataclass
 
 FIRST_PORT = 61000
 LAST_PORT = 65535

@@ -10,12 +10,12 @@ import argparse
 import shlex
 import shutil
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.core import files, spelling
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
 from entrypoint.plan.failure_policy import FailurePolicy

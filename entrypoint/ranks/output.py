@@ -16,9 +16,10 @@ import selectors
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.meet import blame
 from entrypoint.plan.launch_plan import LaunchPlan

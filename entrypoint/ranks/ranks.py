@@ -15,12 +15,12 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput, of_returncode
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.doctor import fabric as proof
 from entrypoint.job.rundir import RunDirectory

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.record.reading import trained_alone
 
 Manifest = Mapping[str, Any]

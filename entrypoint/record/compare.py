@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.plan.mistakes import program
 from entrypoint.record import causes, picture, reading, traces
@@ -29,7 +30,7 @@ A_LINE = 'a line {"step": 1, "loss": 2.3} for each step into it, in the director
 OPEN = "unexplained: nothing that differs explains it (docs/compare.md)"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Run:
     path: Path
     manifest: dict[str, Any]
@@ -41,7 +42,7 @@ class Run:
         return str(plain(str(self.path)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Pair:
     """The first run and another."""
 

@@ -12,12 +12,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain, shell_word
 from entrypoint.plan import passed
 from entrypoint.plan.commands import our_package

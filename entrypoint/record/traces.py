@@ -12,11 +12,11 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from entrypoint.core import files
+from entrypoint.core.frozen import dataclass
 
 NAME = "metrics.jsonl"
 SERIES = ("loss", "lr", "accuracy")

@@ -12,10 +12,10 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core import files
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, file_part, plain
 from entrypoint.record import reading, tokens
 from entrypoint.report import facts

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.record.traces import Series
 

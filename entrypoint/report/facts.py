@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED
 from entrypoint.core.files import Unfit
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import file_part, plain
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome

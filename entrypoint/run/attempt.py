@@ -14,11 +14,11 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from entrypoint.core.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.core.private import write_private
 from entrypoint.core.threads import run_in_thread

@@ -5,9 +5,9 @@ The node's outcome, what the other nodes are told, and what the user reads.
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from entrypoint.core.errors import DONE, SAVED, STUCK, of_signal
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.job.outcome import ALONE, Outcome
 from entrypoint.job.rundir import RunDirectory

@@ -2,9 +2,8 @@
 told of it is made of this value alone.
 """
 
-from dataclasses import dataclass
-
 from entrypoint.core.errors import Refusal
+from entrypoint.core.frozen import dataclass
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.launch_plan import LaunchPlan

@@ -8,13 +8,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
 from entrypoint import __version__
 from entrypoint.core import checkout
+from entrypoint.core.frozen import dataclass
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import terms

@@ -6,8 +6,8 @@ takes part. For that it reads in the run directory.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import preflight
 from entrypoint.doctor.preflight import Preflight

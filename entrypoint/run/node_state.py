@@ -8,10 +8,11 @@ process: supervise.py looks at those, and carries the effects out.
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
 from entrypoint.core.errors import DONE, SAVED, STUCK
+from entrypoint.core.frozen import dataclass
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet import blame

@@ -7,9 +7,10 @@ file in the run directory, which only one of them can make.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from entrypoint.core.errors import BAD_INPUT, Unavailable
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.job.again import too_many
 from entrypoint.job.outcome import Outcome

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, plain
 
 PAYS = 0.5

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from entrypoint.core import checkout, files
 from entrypoint.core.errors import BAD_INPUT, BadInput, of_returncode
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, plain
 from entrypoint.node import processes
 from entrypoint.report.charts import duration, shown

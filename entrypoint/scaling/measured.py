@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED, BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted, plain
 from entrypoint.job.outcome import ALONE
 from entrypoint.plan.mistakes import program

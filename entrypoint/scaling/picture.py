@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.report import charts
 from entrypoint.report.charts import Scale, shown

@@ -15,13 +15,14 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 from entrypoint.core.private import write_private
 from entrypoint.record import reading

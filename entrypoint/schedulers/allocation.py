@@ -8,8 +8,10 @@ names, for messages and for what depends on where a value comes from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from entrypoint.core.frozen import dataclass
 
 Context = Literal["task", "batch"]
 

@@ -8,7 +8,9 @@ task sees, its package in entrypoint/batch for a job script and a login node. Ru
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from entrypoint.core.frozen import dataclass
 
 
 @dataclass(frozen=True)

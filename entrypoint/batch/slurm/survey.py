@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from entrypoint.batch.survey import gpus, limits
 from entrypoint.batch.survey.answer import SiteSurvey
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import counted
 from entrypoint.plan.profile import ARCHITECTURES
 from entrypoint.schedulers.hostlist import expand

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
+from entrypoint.core.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
 
 ORDER = (

@@ -11,11 +11,11 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
+from entrypoint.core.frozen import dataclass
 from entrypoint.schedulers import hostnames
 
 VIRTUAL = re.compile(r"(lo|docker|veth|virbr|br-|cni|tun|tap|ifb|dummy|vnet|podman|cali|flannel).*")
