@@ -15,7 +15,8 @@
 #   run_again        has the scheduler start this job once more, or says why not
 #   told_of_job      prints what the scheduler says of the job
 #   job_end          prints when it ends this job, in Unix seconds; nothing if unknown
-#   ask_site         if there is one: adds to `facts` what is slow, or needs the site's modules
+#   ask_site         adds to `facts` what programs of the scheduler and of the site's modules say,
+#                    while the image starts
 #   on_nodes, copy_to   as host/staging.sh has them
 # sets `scheduler` and `is_batch` (yes: not started by hand), and calls run_job "$@".
 #
@@ -239,14 +240,15 @@ load_modules() {
 
 # --- what the two halves tell each other ----------------------------------------------------------
 
-# write_request NAME=VALUE...: leaves these entries, and what is always said, for the image.
+# write_request NAME=VALUE...: leaves these entries, and what is always said, for the image, which
+# waits for the file.
 write_request() {
     (
         umask 077
         printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
             "profile=$profile" "batch=$is_batch" "script=$$" "attempt=${APPTRAIN_ATTEMPT-}" \
-            ${facts[@]+"${facts[@]}"} "$@" >"$handover_dir/ask"
-    )
+            ${facts[@]+"${facts[@]}"} "$@" >"$handover_dir/.ask"
+    ) && mv -- "$handover_dir/.ask" "$handover_dir/ask"
 }
 
 # read_answer FILE: sets what the image has left in this file; false if there is nothing. Nothing of
@@ -314,15 +316,17 @@ say_lines() {
     done
 }
 
-# run_in_image WHAT SECONDS: runs `entrypoint WHAT` in the image here, for so many seconds at most.
-# Sets `status`, `said` to what it said, and `known`.
+# run_in_image WHAT SECONDS [CMD...]: runs `entrypoint WHAT` in the image here, for so many seconds
+# at most, and CMD while that starts. Sets `status`, `said` to what it said, and `known`.
 run_in_image() {
     cutter='kill'
-    await "$asked_to_end" write_said timeout --kill-after=10 "$2" \
+    begin "$asked_to_end" write_said timeout --kill-after=10 "$2" \
         "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
         --tell "$handover_dir/apptainer" ${known:+--known "$known"} \
         ${container_words[@]+"${container_words[@]}"} \
         "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir"
+    "${@:3}"
+    await_begun
     cutter='interrupt'
     if [[ -s $handover_dir/apptainer ]]; then
         known=$(<"$handover_dir/apptainer")
@@ -340,9 +344,15 @@ write_said() {
     exec "$@" >"$handover_dir/said" 2>&1
 }
 
-# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once,
-# through here; sets `status` at its end. It is ended if `asked_to_end` is not ASKED any more.
+# await ASKED CMD...: starts it, and sets `status` at its end.
 await() {
+    begin "$@"
+    await_begun
+}
+
+# begin ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once,
+# through here. It is ended if `asked_to_end` is not ASKED any more.
+begin() {
     set -m
     "${@:2}" </dev/null 3>&- 4>&- &
     child=$!
@@ -350,6 +360,9 @@ await() {
     if [[ $asked_to_end != "$1" ]]; then
         cut_short
     fi
+}
+
+await_begun() {
     await_end "$child" 0 # what a program of ours has left says how it ended
     child=
 }
@@ -362,9 +375,6 @@ prepare() {
     local given=$profile
     for ((;;)); do
         use_site
-        if declare -F ask_site >/dev/null; then
-            ask_site
-        fi
         ask_image "$@"
         if [[ -n $run_dir ]]; then
             break
@@ -428,10 +438,10 @@ forget_answer() {
 
 # ask_image ARGUMENT...: sets what the image answers; ends the job if it does not.
 ask_image() {
-    write_first_request "$@" 2>/dev/null || [[ -n $asked_to_end ]] ||
-        refuse job-dir-unwritable "the job's own directory $handover_dir cannot be written:" \
-            "set TMPDIR to one of this node that has room"
-    run_in_image prepare "$PREPARE"
+    if [[ -e $handover_dir/ask ]]; then
+        rm -f -- "$handover_dir/ask"
+    fi
+    run_in_image prepare "$PREPARE" make_first_request "$@"
     if [[ -n $asked_to_end ]]; then
         exit "$asked_to_end"
     fi
@@ -456,7 +466,17 @@ ask_image() {
     fi
 }
 
-# write_first_request ARGUMENT...: leaves these, and the environment, for the image.
+# make_first_request ARGUMENT...: leaves these, and the environment, for the image. Where it has
+# answered before, `facts` are known.
+make_first_request() {
+    if [[ -z $run_dir ]]; then
+        ask_site
+    fi
+    write_first_request "$@" 2>/dev/null || [[ -n $asked_to_end ]] ||
+        refuse job-dir-unwritable "the job's own directory $handover_dir cannot be written:" \
+            "set TMPDIR to one of this node that has room"
+}
+
 write_first_request() {
     (umask 077 && env -0 >"$handover_dir/environment") && write_request "${@/#/arg=}"
 }
@@ -494,6 +514,7 @@ copy_to_log() {
 # A trap: removes what is this job's own, and waits for the log.
 clean_up() {
     local waited=0 ending
+    cut_short
     unstage
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     rm -rf -- "$handover_dir"

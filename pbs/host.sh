@@ -79,15 +79,8 @@ describe_job() {
     wall=${now% *}
     wall_at=$seconds
     facts+=("began=$((${now% *} - SECONDS))" "zone=${now#* }" ${carried[@]+"${carried[@]}"})
-    if is_pbs_job; then
-        if [[ $PBS_JOBID == *.* ]]; then
-            cluster=${PBS_JOBID#*.}
-        fi
-        facts+=("told=$(timeout "$QSTAT" qstat -f "$PBS_JOBID" 2>/dev/null || true)")
-        facts+=("queue=$(timeout "$QSTAT" qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null || true)")
-        if [[ -r ${PBS_NODEFILE:-} ]]; then
-            facts+=("nodefile=$(<"$PBS_NODEFILE")")
-        fi
+    if is_pbs_job && [[ $PBS_JOBID == *.* ]]; then
+        cluster=${PBS_JOBID#*.}
     fi
 }
 
@@ -97,8 +90,15 @@ is_pbs_job() {
         [[ -z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-} ]]
 }
 
-# What the profile's modules bring: asked once they are loaded.
+# Also what the profile's modules bring, which are loaded by now.
 ask_site() {
+    if is_pbs_job; then
+        facts+=("told=$(timeout "$QSTAT" qstat -f "$PBS_JOBID" 2>/dev/null || true)")
+        facts+=("queue=$(timeout "$QSTAT" qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null || true)")
+        if [[ -r ${PBS_NODEFILE:-} ]]; then
+            facts+=("nodefile=$(<"$PBS_NODEFILE")")
+        fi
+    fi
     if type -P mpiexec >/dev/null; then
         facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)")
     fi

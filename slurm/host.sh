@@ -7,40 +7,41 @@
 # Sets:  scheduler, is_batch   as host/job.sh has them
 #        broadcasts            how often sbcast was started
 #        cluster, facts        describe_job, ask_site
-#        of_node               describe_job: an open file, for what Slurm says of this node
 #        runs_in               batch, shell (of salloc or a login node) or step
 # shellcheck source=slurm/name.sh
 source "$APPTRAIN_HOME/slurm/name.sh"
 scheduler=slurm
 broadcasts=0
-of_node=''
 readonly ASKED=120 # s for Slurm to do what it is asked
 
 # Where this script runs: slurmstepd names the batch script and the tasks of steps differently.
 # SLURM_STEP_ID does not tell: a job that was submitted from a step has that step's.
-runs_in='shell'
-case $(tr '\0' ' ' 2>/dev/null <"/proc/$PPID/cmdline") in
-    slurmstepd:*.batch\]*) runs_in='batch' ;;
-    slurmstepd:*.interactive\]*) ;;
-    slurmstepd:*) runs_in='step' ;;
-    *)
-        if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then
-            runs_in='batch'
-        fi
-        ;;
-esac
+runs_in=''
+IFS= read -r -d '' runs_in 2>/dev/null <"/proc/$PPID/cmdline" || true
+if [[ $runs_in == slurmstepd:*.batch\]* ]]; then
+    runs_in='batch'
+elif [[ $runs_in == slurmstepd:* && $runs_in != *.interactive\]* ]]; then
+    runs_in='step'
+elif [[ $runs_in != slurmstepd:* && ${SLURM_TASK_PID:-} == "$$" ]]; then
+    runs_in='batch'
+else
+    runs_in='shell'
+fi
 is_batch=
 if [[ $runs_in == batch ]]; then
     is_batch=yes
 fi
 
 describe_job() {
-    local told='' array=${SLURM_ARRAY_TASK_ID:-}
     [[ -n ${SLURM_JOB_ID:-} ]] ||
         refuse slurm-no-job "this is no Slurm job: sbatch slurm/multinode.sbatch," \
             "or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-}
     facts=("runs_in=$runs_in")
+}
+
+ask_site() {
+    local told='' of_node='' array=${SLURM_ARRAY_TASK_ID:-}
     # Only a batch script is sure to be on the job's first node.
     if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} ]]; then
         exec {of_node}< <(told_of_this_node)
@@ -56,15 +57,10 @@ describe_job() {
     if [[ -n $array && $told == *' JobName='* && $told != *' ArrayTaskId='* ]]; then
         unset "${!SLURM_ARRAY_@}"
     fi
-}
-
-# Waits for the answer that describe_job has asked for.
-ask_site() {
-    local told=''
     if [[ -n $of_node ]]; then
+        told=''
         IFS= read -r -d '' told <&"$of_node" || true
         exec {of_node}<&-
-        of_node=''
         facts+=("first_node=${told%$'\n'}")
     fi
 }
@@ -90,14 +86,13 @@ readonly NOT_FOR_SRUN=(
 
 # Leaves only the job's own variables.
 unset_requests() {
-    local name pattern
+    local IFS='|' name requests
+    requests="@(${NOT_FOR_SRUN[*]})"
     for name in "${!SLURM_@}" "${!SRUN_@}"; do
-        for pattern in "${NOT_FOR_SRUN[@]}"; do
-            # shellcheck disable=SC2053 # a pattern
-            if [[ $name == $pattern ]]; then
-                unset "$name"
-            fi
-        done
+        # shellcheck disable=SC2053 # a pattern
+        if [[ $name == $requests ]]; then
+            unset "$name"
+        fi
     done
 }
 

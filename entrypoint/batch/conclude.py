@@ -48,7 +48,7 @@ class Verdict:
 
 def conclude(where: Path) -> int:
     """Leaves the verdict in this directory. Raises BadInput."""
-    facts = handover.read(where / handover.ASK, handover.ASKED)
+    facts = handover.asked(where)
     job, signum = PreparedJob.read(where, int(facts.one("attempt"))), facts.one("asked")
     if signum:
         carry_out(where, job, ended(job, int(signum), facts.one("told")), asked=signum)

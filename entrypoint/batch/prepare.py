@@ -84,7 +84,7 @@ class _Request:
 def prepare(where: Path, inside: Mapping[str, str]) -> int:
     """Answers what the host half has asked in this directory. `inside`: the image's variables. Raises
     BadInput."""
-    facts = handover.read(where / handover.ASK, handover.ASKED)
+    facts = handover.asked(where)
     env = handover.environment(where)
     flags, command = sources.merged(*sources.texts(facts.all("arg"), job=True), env, job=True)
     path = _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE") or "", env, facts)

@@ -7,7 +7,8 @@ and calculates only with numbers. A name that is not listed here is refused: the
 different versions.
 
     environment   the job script's variables, for `prepare`, which removes the file
-    ask           what only the host knows, for `prepare` and `conclude`
+    ask           what only the host knows, for `prepare` and `conclude`; it may come after `prepare` has
+                  started, for the job script asks the scheduler meanwhile
     answer        what `prepare` decided
     state.N       what `conclude` must know for attempt N. The next attempt's is written before the verdict:
                   if we are killed in between, nothing is decided
@@ -22,6 +23,7 @@ different versions.
 
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -42,6 +44,11 @@ host as +0100; `mpiexec`: what that says of its version; `carried`: a variable f
 `attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
 whether it was told of a planned end; `left_out`: a node that takes no part; `again`: the attempt that was
 prepared with that node, and is to begin without it."""
+
+LATEST = 180.0
+"""Seconds: under PBS the host half asks three programs, and gives each 30."""
+PAUSE = 0.002
+"""Seconds."""
 
 ANSWERED = (
     *("stage", "stage_bytes", "stage_id", "stage_digest", "stage_needs", "stage_least", "stage_by_name"),
@@ -81,6 +88,15 @@ def folder(env: Mapping[str, str]) -> Path | None:
 def has_host_half(env: Mapping[str, str]) -> bool:
     """Whether a job script started us: it counts the attempts."""
     return "APPTRAIN_ATTEMPT" in env
+
+
+def asked(where: Path) -> Facts:
+    """What the host half has asked. Raises BadInput like `read`, also if it asks nothing in LATEST."""
+    path = where / ASK
+    end = time.monotonic() + LATEST
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(PAUSE)
+    return read(path, ASKED)
 
 
 def read(path: Path, names: Iterable[str]) -> Facts:

@@ -177,7 +177,8 @@ def test_what_becomes_of_a_job_is_what_the_image_says(
         said(tmp_path, "answer", "run_dir=/r")
     script = f"""
         handover_dir=$2 APPTRAIN_IMAGE=/i.sif profile=''
-        run_in_image() {{ {state}; printf '%s\\n' "$said" >"$handover_dir/said"; }}
+        ask_site() {{ :; }}
+        run_in_image() {{ "${{@:3}}"; {state}; printf '%s\\n' "$said" >"$handover_dir/said"; }}
         {{ ask_image; }} 2>&1
         """
     ended = subprocess.run(
@@ -197,16 +198,51 @@ def test_what_becomes_of_a_job_is_what_the_image_says(
 
 
 def test_a_job_without_a_directory_of_its_own_is_refused_unless_it_is_to_end() -> None:
-    script = "handover_dir=/nowhere profile='' APPTRAIN_IMAGE=/i.sif; run_in_image() { status=0; }; "
+    script = "handover_dir=/nowhere profile='' APPTRAIN_IMAGE=/i.sif; ask_site() { :; }; "
+    script += 'run_in_image() { "${@:3}"; status=0; }; '
     assert bash(script + "ask_image", status=64) == (
         "apptrain: the job's own directory /nowhere cannot be written: set TMPDIR to one of this node that has room\n"
     )
     assert bash(script + "asked_to_end=143; ask_image", status=143) == ""
 
 
-def test_what_takes_the_profiles_modules_is_asked_once_they_are_loaded() -> None:
-    script = "profile=a; ask_site() { echo asked; }; prepare a /run"
-    assert bash(IMAGE_SAYS + script) == "site of a\nasked\nbegins\n"
+ASKED = """
+use_site() { echo "site of $profile"; }
+begin_attempts() { :; }
+ask_site() { echo asked; facts+=(told=job); }
+run_in_image() { echo "$1 starts"; "${@:3}"; status=0 said=''; echo "${facts[@]}"; }
+read_answer() { read -r profile run_dir <<<"$answer"; }
+APPTRAIN_IMAGE=/i.sif
+"""
+
+
+def test_while_the_image_starts_with_the_profiles_modules_the_scheduler_is_asked(tmp_path: Path) -> None:
+    script = ASKED + 'handover_dir=$2 answer="a /run" profile=a; prepare; echo "$profile $run_dir"'
+    assert bash(script, tmp_path) == "site of a\nprepare starts\nasked\ntold=job\na /run\n"
+
+
+def test_a_job_that_is_prepared_once_more_asks_the_scheduler_no_second_time(tmp_path: Path) -> None:
+    (tmp_path / "ask").write_text("of the time before")
+    script = (
+        ASKED
+        + """handover_dir=$2 answer="a /run" profile=a run_dir=/run facts=(told=job left_out=n1)
+        run_in_image() { [[ ! -e $handover_dir/ask ]] && "${@:3}"; status=0 said=''; }
+        prepare_again; tr '\\0' '\\n' <"$handover_dir/ask" | grep -e told -e left"""
+    )
+    assert bash(script, tmp_path) == "told=job\nleft_out=n1\n"
+
+
+def test_what_is_started_in_the_image_does_not_outlive_a_job_that_is_refused_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """`sleep` would hold what the test reads open for longer than the test waits."""
+    script = """
+        handover_dir=$2 mark='' stage_left='' cutter=kill asked_to_end=''
+        trap clean_up EXIT
+        begin '' sleep 100
+        refuse job-dir-unwritable "no room"
+        """
+    assert bash(script, tmp_path / "hand", status=64) == "apptrain: no room\n"
 
 
 @pytest.mark.parametrize(("machine", "name"), [("x86_64", "image.sif"), ("aarch64", "image-aarch64.sif")])

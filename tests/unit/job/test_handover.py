@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.job import handover
 
 JOB_SH = Path(__file__).resolve().parents[3] / "host/job.sh"
@@ -28,3 +29,26 @@ def test_a_value_may_be_any_bytes_without_nul(tmp_path: Path) -> None:
     assert (tmp_path / "answer").read_bytes() == b"host=a\n=b\0host=\xff\0"
     assert (tmp_path / "answer").stat().st_mode & 0o777 == 0o600
     assert handover.read(tmp_path / "answer", ["host"]).all("host") == ["a\n=b", "\udcff"]
+
+
+def test_what_the_job_script_asks_may_come_after_the_image_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            handover.write_list(tmp_path / "ask", ["told=job"])
+
+    monkeypatch.setattr("entrypoint.job.handover.time.sleep", pause)
+    assert handover.asked(tmp_path).one("told") == "job"
+    assert waits == [handover.PAUSE] * 3
+
+
+def test_a_job_script_that_asks_nothing_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "LATEST", 0.01)
+    with pytest.raises(BadInput, match=r"ask cannot be read \(No such file or directory\)"):
+        handover.asked(tmp_path)

@@ -125,18 +125,16 @@ timeout() { if [[ $1 == -s ]]; then shift 2; fi; shift; "$@"; }
 def test_what_pbs_says_of_the_job_is_for_the_image(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("a\nb\n")
     env = {"PBS_JOBID": "7.srv.site", "PBS_QUEUE": "gpu", "PBS_NODEFILE": str(tmp_path / "nodes")}
-    script = (
-        QSTAT
-        + r"""describe_job; printf '%s|' "$cluster" "${facts[@]:2}"; ((wall > 0 && wall_at > 0)) && echo on"""
-    )
+    script = QSTAT + r"""describe_job; ask_site; printf '%s|' "$cluster" "${facts[@]:2}" """
+    script += "; ((wall > 0 && wall_at > 0)) && echo on"
     assert bash(script, **env) == "srv.site|told=qstat -f 7.srv.site|queue=qstat -Q -f gpu|nodefile=a\nb|on\n"
-    script = QSTAT + r"""describe_job; printf '%s|' "$cluster" "${facts[@]:2}" """
+    script = QSTAT + r"""describe_job; ask_site; printf '%s|' "$cluster" "${facts[@]:2}" """
     assert bash(script, PBS_JOBID="7") == "|told=qstat -f 7|queue=qstat -Q -f workq|"
     assert bash(script) == "|"
 
 
 def test_a_server_that_does_not_answer_says_nothing() -> None:
-    script = QSTAT + r"""qstat() { return 1; }; describe_job; printf '%s|' "${facts[@]:2}" """
+    script = QSTAT + r"""qstat() { return 1; }; describe_job; ask_site; printf '%s|' "${facts[@]:2}" """
     assert bash(script, PBS_JOBID="7") == "told=|queue=|"
 
 

@@ -96,7 +96,7 @@ def test_the_last_element_of_an_array_is_not_called_by_the_number_of_all(
     ],
 )
 def test_the_array_from_which_a_job_was_submitted_is_not_its_own(told: str, left: str) -> None:
-    script = 'answer=$2; told_of_job() { printf %s "$answer"; }; SLURM_JOB_ID=8; described=$3; describe_job; '
+    script = 'answer=$2; told_of_job() { printf %s "$answer"; }; SLURM_JOB_ID=8; described=$3; describe_job; ask_site; '
     script += 'echo "${SLURM_ARRAY_JOB_ID-}" "${SLURM_ARRAY_TASK_ID-}"; printf "%s\\n" "${facts[@]}"'
     found = bash(script, told, "JobId=1 JobName=of-all ", env=ELEMENT).splitlines()
     assert found == [f"{left} {'3' if left else ''}", "runs_in=shell", f"told={told}"]
