@@ -271,7 +271,7 @@ make_tmp() {
     for place in "$answer" "${TMPDIR:-}" /tmp; do
         [[ $place == /* && $seen != *":$place:"* ]] || continue
         seen+=$place:
-        if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
+        if ! { tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX"); } 2>/dev/null; then
             why="is no directory that may be written"
             tmp=''
         elif find_free "$tmp" ${shm[@]+"${shm[@]}"} && ((free[0] < tmp_mb)); then

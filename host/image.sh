@@ -158,7 +158,7 @@ check_image() {
     [[ -f $image ]] || refuse image-no-regular-file "the image $image is no file: give a SIF file"
     kind=sif
     bytes=$(stat -L -c %s -- "$image")
-    header=$(od -An -v -tx1 -N128 -- "$image" 2>/dev/null) || true
+    { header=$(od -An -v -tx1 -N128 -- "$image") || true; } 2>/dev/null
     header=${header//[[:space:]]/} # two digits a byte
     [[ ${header:64:20} == 5349465f4d4147494300 && ${#header} == 256 ]] ||
         refuse image-not-sif "$image is no SIF file: give one, such as make image makes"
