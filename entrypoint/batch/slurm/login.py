@@ -37,6 +37,9 @@ SLURM = {
 """Words of sbatch that change what is granted, with what they name."""
 UNCLEAR = ("--gpus", "-G", "--gpus-per-task", "--gpus-per-socket", "--tres-per-task", "--ntasks", "-n")
 """Those after which nobody knows what a node gets before it is granted."""
+OF_LOGIN: Final = ("APPTRAIN_HOME", "APPTRAIN_PROFILE", "APPTRAIN_AT_HAND")
+"""Variables of ours that the job does not need: the line that submits says the same, or the login node alone
+reads them."""
 GOES_ON = (
     "PENDING",
     "CONFIGURING",
@@ -56,7 +59,7 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
     job = ["--profile", name, *wish.arguments]
     seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
     asked, said = _asked(profile, wish)
-    _check_export(asked, wish)
+    _check_export(asked, {**env, **wish.variables})
     words = native.words(asked)
     if not _is_wrapped(profile, asked):
         if not wish.gpus and not any(kind(option) in GPUS for option in asked):
@@ -98,19 +101,27 @@ def _against(profile: Profile, users: Sequence[NativeOption]) -> list[str]:
     ]
 
 
-def _check_export(asked: Sequence[NativeOption], wish: Wish) -> None:
-    """Raises BadInput if --export shows a secret, or keeps from the job what options here set for it."""
-    for option in asked:
-        if option.name != "--export":
-            continue
-        items = option.value.split(",")
+def _check_export(asked: Sequence[NativeOption], env: Mapping[str, str]) -> None:
+    """Raises BadInput if --export, or SBATCH_EXPORT in its place, shows a secret, or keeps from the job
+    what is set for it in `env`."""
+    exports = [(str(option), option.value, "add ALL") for option in asked if option.name == "--export"]
+    if not exports and (text := env.get("SBATCH_EXPORT")):
+        exports = [(f"SBATCH_EXPORT={text}", text, "give --export=ALL")]
+    for said, value, remedy in exports:
+        items = value.split(",")
         values = {name: value for name, equals, value in (item.partition("=") for item in items) if equals}
-        secrets.check("--export", values, "sacct")
-        lost = [name for name in wish.variables if name not in items and "ALL" not in items]
+        secrets.check(said.partition("=")[0], values, "sacct")
+        lost = [name for name in _of_job(env) if name not in items and "ALL" not in items]
         if lost:
             raise BadInput(
-                "export-loses", f"{option} keeps {lost[0]} from the job, which an option here sets: add ALL"
+                "export-loses", f"{said} keeps {lost[0]} from the job, which is set here: {remedy}"
             )
+
+
+def _of_job(env: Mapping[str, str]) -> list[str]:
+    """The variables of ours with which a job would run otherwise than without them."""
+    ours = [name for name, value in env.items() if name.startswith("APPTRAIN_") and value]
+    return [name for name in ours if name not in OF_LOGIN]
 
 
 def given(profile: Profile, wish: Wish) -> tuple[list[str], list[str]]:

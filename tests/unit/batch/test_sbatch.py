@@ -119,8 +119,8 @@ def test_what_a_site_takes_not_is_told_of_the_users_words_alone() -> None:
     ("export", "said"),
     [
         ("ALL", ""), ("ALL,A=1", ""), ("APPTRAIN_PASS", ""), ("ALL,HF_TOKEN", ""),
-        ("NONE", "--export=NONE keeps APPTRAIN_PASS from the job, which an option here sets: add ALL"),
-        ("A,B=2", "--export=A,B=2 keeps APPTRAIN_PASS from the job, which an option here sets: add ALL"),
+        ("NONE", "--export=NONE keeps APPTRAIN_PASS from the job, which is set here: add ALL"),
+        ("A,B=2", "--export=A,B=2 keeps APPTRAIN_PASS from the job, which is set here: add ALL"),
         ("ALL,HF_TOKEN=x", "--export with HF_TOKEN: sacct would show its value to others: put NAME=VALUE into a file of mode 600, and give --secrets FILE"),
     ],
 )  # fmt: skip
@@ -131,6 +131,30 @@ def test_an_export_shows_no_secret_and_loses_nothing(export: str, said: str) -> 
         return
     with pytest.raises(BadInput) as refused:
         login.submission(site(), "lab", wish, {}, any_login.CHECKOUT)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "said"),
+    [
+        ("--export=ALL", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "/x.sif"}, ""),
+        ("", {"SBATCH_EXPORT": "ALL", "APPTRAIN_IMAGE": "/x.sif"}, ""),
+        ("", {"SBATCH_EXPORT": "", "APPTRAIN_IMAGE": "/x.sif"}, ""),
+        ("", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "", "APPTRAIN_PROFILE": "lab", "APPTRAIN_AT_HAND": "/p"}, ""),
+        ("", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "/x.sif"}, "SBATCH_EXPORT=NONE keeps APPTRAIN_IMAGE from the job, which is set here: give --export=ALL"),
+        ("--export=NONE", {"SBATCH_EXPORT": "ALL", "APPTRAIN_ARGS": "--device cpu"}, "--export=NONE keeps APPTRAIN_ARGS from the job, which is set here: add ALL"),
+        ("", {"SBATCH_EXPORT": "ALL,HF_TOKEN=x"}, "SBATCH_EXPORT with HF_TOKEN: sacct would show its value to others: put NAME=VALUE into a file of mode 600, and give --secrets FILE"),
+    ],
+)  # fmt: skip
+def test_the_variable_of_an_export_counts_where_there_is_no_option_and_our_variables_are_not_lost(
+    options: str, env: dict[str, str], said: str
+) -> None:
+    wish = Wish(nodes=2, gpus=4, options=tuple(options.split()))
+    if not said:
+        login.submission(site(), "lab", wish, env, any_login.CHECKOUT)
+        return
+    with pytest.raises(BadInput) as refused:
+        login.submission(site(), "lab", wish, env, any_login.CHECKOUT)
     assert str(refused.value) == said
 
 

@@ -88,7 +88,7 @@ def test_secrets_go_by_a_file_whose_path_alone_is_on_the_line(site: Site, profil
     [
         (SLURM, "--export=ALL,HF_TOKEN=hush", {}, f"--export with HF_TOKEN: sacct would show its value to others: {FILE}"),
         (SLURM, "--export=ALL,X=hf_abcdefghij0123456789", {}, f"--export with X: sacct would show its value to others: {FILE}"),
-        (SLURM, "--export=NONE --pass X", {}, "--export=NONE keeps APPTRAIN_PASS from the job, which an option here sets: add ALL"),
+        (SLURM, "--export=NONE --pass X", {}, "--export=NONE keeps APPTRAIN_PASS from the job, which is set here: add ALL"),
         (PBS, "-v WANDB_API_KEY", {"WANDB_API_KEY": "hush"}, f"-v with WANDB_API_KEY: qstat -f would show its value to others: {FILE}"),
         (PBS, "-V", {"WANDB_API_KEY": "hush"}, f"-V with WANDB_API_KEY: qstat -f would show its value to others: {FILE}"),
         (PBS, "--pass WANDB_API_KEY", {"WANDB_API_KEY": "hush"}, f"--pass with WANDB_API_KEY: qstat -f would show its value to others: {FILE}"),
