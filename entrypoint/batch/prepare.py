@@ -407,7 +407,8 @@ def _chain(where: Path, asked: _Request) -> Entries:
     """How another job of PBS follows this one by itself."""
     if asked.facts.one("scheduler") != "pbs" or not asked.is_batch:
         return
-    if why := pbs.why_no_chain(asked.env):
+    told = attributes(asked.facts.one("told"))
+    if why := pbs.why_no_chain(asked.env, told):
         yield ("no_chain", why)
         return
     run = str(asked.run.path)
@@ -416,5 +417,4 @@ def _chain(where: Path, asked: _Request) -> Entries:
         added["APPTRAIN_PROFILE"] = asked.site.path
     arguments = sources.words(_not_exported(asked), asked.command, job=True)
     pbs.write_chain(where, asked.env, asked.facts, arguments, added)
-    told = attributes(asked.facts.one("told"))
     yield from (("chain", word) for word in pbs.qsub(asked.env, told, asked.granted.job))

@@ -309,13 +309,15 @@ def as_task(env: Mapping[str, str], added: Mapping[str, str], rank: int, host: s
 # --- another job ------------------------------------------------------------------------------------------
 
 
-def why_no_chain(env: Mapping[str, str]) -> str:
-    """Why no job follows this one by itself; empty where one may."""
+def why_no_chain(env: Mapping[str, str], told: Mapping[str, str]) -> str:
+    """Why no job follows this one by itself; empty where one may. `told`: what qstat says of this one."""
     left = env.get("APPTRAIN_CHAIN", "")
     if not re.fullmatch(r"[0-9]{1,4}", left) or int(left) == 0:
         return f"APPTRAIN_CHAIN, how many jobs may follow, is {left or 'not set'}"
     if env.get("PBS_ARRAY_INDEX"):
         return "an element of a job array cannot be submitted by itself"
+    if not told:  # another would ask for what the job script's own lines say
+        return "qstat did not say what this job has asked for"
     return ""
 
 

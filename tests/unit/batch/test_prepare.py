@@ -1096,18 +1096,20 @@ def test_the_next_job_asks_for_no_sum_of_what_its_chunks_name(host: Host) -> Non
 
 
 @pytest.mark.parametrize(
-    ("env", "why"),
+    ("env", "told", "why"),
     [
-        ({"APPTRAIN_CHAIN": "0"}, "APPTRAIN_CHAIN, how many jobs may follow, is 0"),
-        ({"APPTRAIN_CHAIN": "x"}, "APPTRAIN_CHAIN, how many jobs may follow, is x"),
+        ({"APPTRAIN_CHAIN": "0"}, TOLD, "APPTRAIN_CHAIN, how many jobs may follow, is 0"),
+        ({"APPTRAIN_CHAIN": "x"}, TOLD, "APPTRAIN_CHAIN, how many jobs may follow, is x"),
         (
             {"APPTRAIN_CHAIN": "1", "PBS_ARRAY_INDEX": "3"},
+            TOLD,
             "an element of a job array cannot be submitted by itself",
         ),
+        ({"APPTRAIN_CHAIN": "1"}, "", "qstat did not say what this job has asked for"),
     ],
 )
-def test_why_no_job_follows(host: Host, env: dict[str, str], why: str) -> None:
-    answer = host.ask_pbs(env=env)
+def test_why_no_job_follows(host: Host, env: dict[str, str], told: str, why: str) -> None:
+    answer = host.ask_pbs(env=env, told=told)
     assert (answer.one("no_chain"), answer.all("chain"), (host.hand / "chain.env").exists()) == (
         why,
         [],
