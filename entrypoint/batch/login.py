@@ -132,6 +132,9 @@ class LoginSide(Protocol):
     def slots(self, request: JobRequest) -> tuple[int, ...] | None:
         """Processes that the request has placed on each node without starting them; None elsewhere."""
 
+    def submitted(self, answer: str) -> str:
+        """The id of the job, in what submits it has printed; empty if that has none."""
+
     def ask(self, job: str, site: Profile | None) -> JobStatus | None:
         """What is told of this job; None if nothing is. `site`: its profile, if that is known."""
 

@@ -8,6 +8,7 @@ it running. Runs with Python 3.9.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -54,9 +55,29 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
     try:
         return _follow(job, lambda: ask(job, site))
     except KeyboardInterrupt:
-        cancel = f"{words_of(scheduler).cancels} {job}"
-        _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel}")
+        number, _, cluster = job.partition(";")
+        cancel = shlex.join([words_of(scheduler).cancels, *(["-M", cluster] if cluster else []), number])
+        _say(f"job {job} goes on; again: {_again(job)}; to cancel it: {cancel}")
         return INTERRUPTED
+
+
+def follow_submitted(answer: str, site: Profile) -> int:
+    """The same for a job that was just submitted. `answer`: what sbatch or qsub has printed. Raises
+    Unavailable if that names no job, or the scheduler does not answer."""
+    words = words_of(site.scheduler)
+    job = login.of(site.scheduler).submitted(answer)
+    if not re.fullmatch(words.job_id, job):
+        said = " ".join(answer.split()) or "nothing"
+        raise Unavailable(
+            "follow-no-id",
+            f"{words.submits} has submitted the job, and its answer ({said}) names none: "
+            f"{words.lists} shows its id: {_again('JOB')}",
+        )
+    return follow(job, site.scheduler, site)
+
+
+def _again(job: str) -> str:
+    return f"apptrain submit --follow {shlex.quote(job)}"
 
 
 def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
@@ -73,8 +94,7 @@ def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
             if time.monotonic() - answered > SILENCE:
                 raise Unavailable(
                     "follow-silence",
-                    f"nobody has told of job {job} for {SILENCE:.0f} s, it may go on: "
-                    f"apptrain submit --follow {job}",
+                    f"nobody has told of job {job} for {SILENCE:.0f} s, it may go on: {_again(job)}",
                 )
             time.sleep(pause)
             continue

@@ -80,10 +80,10 @@ def main(arguments: Sequence[str]) -> int:
         print(" ".join([*set_for_it, shlex.join(submission.words)]), flush=True)
         if options.dry_run:
             return 0
-        status, job_id = _submit(job, submission, env)
+        status, answer = _submit(job, submission, env)
         if status or options.follow is None:
             return status
-        return follow.follow(job_id, profile.scheduler, profile)
+        return follow.follow_submitted(answer, profile)
     except (BadInput, stacks.BuildRefused) as error:
         _say(error)
         return error.status
@@ -481,7 +481,7 @@ def _check(profile: Profile, submission: Submission, env: Mapping[str, str]) -> 
 
 
 def _submit(arguments: tuple[str, ...], submission: Submission, env: Mapping[str, str]) -> tuple[int, str]:
-    """Run the command line; returns its status, and the job's id in its last line."""
+    """Run the command line; returns its status, and what it has printed."""
     try:
         if submission.file:
             submission.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -492,9 +492,9 @@ def _submit(arguments: tuple[str, ...], submission: Submission, env: Mapping[str
             "submit-record-unwritable", f"{submission.file} cannot be written: {error.strerror}"
         ) from None
     done = subprocess.run(submission.words, env=env, check=False, stdout=subprocess.PIPE)
-    print(done.stdout.decode(errors="replace"), end="", flush=True)
-    words = done.stdout.decode(errors="replace").split()
-    return done.returncode, words[-1].partition(";")[0] if words else ""  # JOB;CLUSTER with --parsable
+    answer = done.stdout.decode(errors="replace")
+    print(answer, end="", flush=True)
+    return done.returncode, answer
 
 
 def _private(path: str, flags: int) -> int:

@@ -93,6 +93,7 @@ KNOWN = (
             "partition": ("-p", "--partition", "SBATCH_PARTITION"),
             "time": ("-t", "--time", "SBATCH_TIMELIMIT"),
         },
+        job_id=r"[0-9]+(_\d+)?(\.[\w.-]+)?(;[\w.-]+)?",
         short_options={"-N": "--nodes", "-p": "--partition", "-A": "--account", "-t": "--time"},
     ),
     SchedulerWords(

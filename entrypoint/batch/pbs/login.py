@@ -153,6 +153,11 @@ def slots(request: JobRequest) -> tuple[int, ...]:
     return (int(found[0]) if found and found[0].isdecimal() else 1,) * request.nodes  # qsub refuses others
 
 
+def submitted(answer: str) -> str:
+    """As LoginSide says: a site's qsub may print more before it."""
+    return next(reversed(answer.split()), "")
+
+
 def ask(job: str, site: Profile | None) -> JobStatus | None:
     told = run("qstat", "-x", "-f", job) or run("qstat", "-f", job)
     found = attributes(told)

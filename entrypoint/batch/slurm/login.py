@@ -235,12 +235,26 @@ def slots(_request: JobRequest) -> None:
     """As LoginSide says."""
 
 
+def submitted(answer: str) -> str:
+    """As LoginSide says, with the cluster if sbatch names one: JOB;CLUSTER, as with --parsable."""
+    found = re.findall(
+        r"^(?:Submitted batch job )?(\d+)(?:(?: on cluster |;)(\S+))?\s*$", answer, re.MULTILINE
+    )
+    return ";".join(filter(None, found[-1])) if found else ""
+
+
+def on_cluster(job: str) -> tuple[list[str], str]:
+    """(the words with which Slurm's programs ask the cluster of JOB;CLUSTER, JOB)."""
+    number, _, cluster = job.partition(";")
+    return (["-M", cluster] if cluster else []), number
+
+
 def ask(job: str, _site: Profile | None) -> JobStatus | None:
     """As LoginSide says. A job array is told with a line for each element, or for several that wait: one that
     runs is shown."""
-    lines = [
-        line for line in run("scontrol", "--oneliner", "show", "job", job).splitlines() if "JobState=" in line
-    ]
+    where, number = on_cluster(job)
+    told = run("scontrol", *where, "--oneliner", "show", "job", number)
+    lines = [line for line in told.splitlines() if "JobState=" in line]
     if not lines:
         return _ask_accounting(job)
     records = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
@@ -273,7 +287,8 @@ def _ask_accounting(job: str) -> JobStatus | None:
 
 def _accounts(job: str) -> list[tuple[str, str]]:
     """(state, exit code) of a job, or of each element of an array; empty where there are no accounts."""
-    lines = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").splitlines()
+    where, number = on_cluster(job)
+    lines = run("sacct", *where, "-X", "-n", "-P", "-j", number, "-o", "State,ExitCode").splitlines()
     return [(state, code) for state, bar, code in (line.partition("|") for line in lines) if bar]
 
 

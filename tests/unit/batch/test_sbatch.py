@@ -248,6 +248,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return answers
 
 
+def test_a_job_of_another_cluster_is_asked_for_there(told: dict[str, str]) -> None:
+    told["scontrol -M other --oneliner show job 7"] = "JobId=7 JobState=RUNNING Reason=None NodeList=n1\n"
+    told["sacct -M other -X -n -P -j 8_1 -o State,ExitCode"] = "FAILED|3:0\n"
+    running, ended = login.ask("7;other", None), login.ask("8_1;other", None)
+    assert running is not None
+    assert ended is not None
+    assert (running.state, ended.status) == ("RUNNING on n1", 3)
+
+
 SHOW, ACCOUNTS = "scontrol --oneliner show job 7", "sacct -X -n -P -j 7 -o State,ExitCode"
 
 

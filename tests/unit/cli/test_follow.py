@@ -290,10 +290,25 @@ def test_where_nobody_can_tell_of_a_job_that_is_said_at_once(cluster: Cluster) -
         follow.follow("7", "slurm")
 
 
-@pytest.mark.parametrize("job", ["", "my_job", "7; rm", "-x", "7.", "$(id)"])
+@pytest.mark.parametrize("job", ["", "my_job", "7; rm", "7;", "-x", "7.", "$(id)"])
 def test_what_is_no_job_is_refused(job: str) -> None:
     with pytest.raises(BadInput, match="give a job's id"):
         follow.follow(job, "slurm")
+
+
+def test_a_job_of_another_cluster_goes_on_and_is_cancelled_there(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    cluster.answers("scontrol", "")
+    monkeypatch.setattr(follow, "_follow", interrupted)
+    assert follow.follow("7;other") == 130
+    assert capsys.readouterr().err == (
+        "apptrain: job 7;other goes on; again: apptrain submit --follow '7;other'; "
+        "to cancel it: scancel -M other 7\n"
+    )
 
 
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from entrypoint.cli import follow, profiles, submit
+from entrypoint.core.errors import Unavailable
 from entrypoint.plan.profile import Profile
 from tests.unit.cli.site import SIF
 
@@ -145,17 +146,55 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     ("answer", "job"),
     [
         ("Submitted batch job 7\\n", "7"),
-        ("8;cluster\\n", "8"),
-        ("a note\\n9.server\\n", "9.server"),
-        ("", ""),
+        ("8\\n", "8"),
+        ("8;cluster\\n", "8;cluster"),
+        ("Submitted batch job 12 on cluster other\\n", "12;other"),
+        ("a note\\nSubmitted batch job 9\\nanother note\\n", "9"),
     ],
 )
-def test_the_job_that_was_submitted_is_the_last_word_of_the_answer_and_is_followed(
+def test_the_job_that_was_submitted_is_read_from_the_answer_and_is_followed(
     desk: Desk, followed: list[Any], monkeypatch: pytest.MonkeyPatch, answer: str, job: str
 ) -> None:
     monkeypatch.setenv("ANSWER", answer)
     assert desk.run("--follow", "--", "my.py")[0] == 75
     assert followed == [("find", "slurm"), (job, "slurm", "lab.yaml")]
+
+
+def test_a_job_of_pbs_is_the_last_word_of_the_answer(
+    desk: Desk, followed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write(PBS)
+    monkeypatch.setenv("ANSWER", "a note\\n9[].server\\n")
+    assert desk.run("--follow", "--", "my.py")[0] == 75
+    assert followed == [("find", "pbs"), ("9[].server", "pbs", "lab.yaml")]
+
+
+@pytest.mark.parametrize(
+    ("profile", "answer", "said"),
+    [
+        (
+            SLURM,
+            "Thank you\\n",
+            "sbatch has submitted the job, and its answer (Thank you) names none: squeue shows its id: "
+            "apptrain submit --follow JOB",
+        ),
+        (
+            PBS,
+            "",
+            "qsub has submitted the job, and its answer (nothing) names none: qstat shows its id: "
+            "apptrain submit --follow JOB",
+        ),
+    ],
+)
+def test_a_job_that_the_answer_does_not_name_was_submitted_all_the_same(
+    desk: Desk, followed: list[Any], monkeypatch: pytest.MonkeyPatch, profile: str, answer: str, said: str
+) -> None:
+    desk.write(profile)
+    monkeypatch.setenv("ANSWER", answer)
+    with pytest.raises(Unavailable) as ended:
+        desk.run("--follow", "--", "my.py")
+    assert (str(ended.value), ended.value.status, len(followed)) == (said, 69, 1)
+    assert desk.called()
 
 
 def test_what_was_not_submitted_is_not_followed(
