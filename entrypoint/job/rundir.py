@@ -31,10 +31,12 @@ MOST = 1 << 22
 FOLDERS = ("outcome", "logs", "stacks", "tasks")
 TRUSTED = (*FOLDERS, "job.log", "join.key", "chain.env", "manifest.json")
 """What we write into, or believe, and so must be no link and nobody else's."""
-OURS = {*TRUSTED, "checkpoints", "restarts", "planned", "unfinished", "stop", "lock"}
-"""By any of which a run directory is known."""
+CONTENT = (*FOLDERS, "checkpoints")
+"""Folders that are no sign of anything else."""
 FIRST = "first-attempt"
 """Holds the attempt with which somebody started the run last."""
+OURS = ("join.key", FIRST)
+"""By any of which a run directory is known: a project has `logs`, `checkpoints` or `lock` too."""
 FAR = 366 * 86400.0
 """Seconds from now within which a job ends."""
 
@@ -97,8 +99,8 @@ class RunDirectory:
                 f"the run directory {self.path} was writable by others (mode {mode:o}), who may have put "
                 "files in it: look at it and move it away, or give another with --run-dir",
             )
-        folders = sorted(path.name for path in self.path.iterdir() if path.is_dir())
-        if folders and not names & OURS:
+        folders = sorted(path.name for path in inside if path.is_dir() and path.name not in CONTENT)
+        if folders and not self._is_known(names):
             raise BadInput(
                 "run-dir-foreign",
                 f"the run directory {self.path} has other folders ({folders[0]}) and is no run directory, "
@@ -113,6 +115,12 @@ class RunDirectory:
                 "close: give --run-dir a directory of your own",
             ) from None
         self._check_planted()
+
+    def _is_known(self, names: set[str]) -> bool:
+        """Whether an attempt has been here, also one that ended early: the first thing that each makes is its
+        folders."""
+        has_attempts = "outcome" in names and any((self.path / "logs").glob("[0-9]*"))
+        return has_attempts or not names.isdisjoint(OURS)
 
     def _check_planted(self) -> None:
         """Raises BadInput if what is written into or trusted is a link, or of another owner than we, root and

@@ -338,9 +338,33 @@ def test_a_directory_with_folders_of_something_else_is_not_closed_to_others(tmp_
     with pytest.raises(BadInput, match=r"has other folders \(paper\) and is no run directory"):
         RunDirectory(tmp_path, 0).create()
     assert tmp_path.stat().st_mode & 0o777 == 0o755
-    (tmp_path / "manifest.json").touch()
-    RunDirectory(tmp_path, 0).create()
-    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["logs", "checkpoints", "outcome", "logs/0"])
+def test_a_project_that_has_something_of_a_name_of_ours_is_no_run_directory(
+    tmp_path: Path, name: str
+) -> None:
+    for folder in ("src", name):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("manifest.json", "lock", "stop"):
+        (tmp_path / file).touch()
+    tmp_path.chmod(0o750)
+    with pytest.raises(BadInput, match=r"has other folders \(src\) and is no run directory"):
+        RunDirectory(tmp_path, 0).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize("begun", ["create", "make_key", "note_first", "only checkpoints"])
+def test_a_run_directory_is_known_by_what_an_attempt_begins_with(tmp_path: Path, begun: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    (run / "checkpoints").mkdir()
+    if begun != "only checkpoints":
+        (run / "paper").mkdir()
+        getattr(RunDirectory(run, 0), begun)()
+    run.chmod(0o755)
+    RunDirectory(run, 1).create()
+    assert run.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_directory_into_which_the_scheduler_has_begun_to_write_is_a_run_directory(tmp_path: Path) -> None:
