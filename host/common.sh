@@ -16,9 +16,11 @@ readonly UNAVAILABLE=69
 # With this a site ends idle shells. It would end each `read` too, also one that waits for as
 # long as a task runs.
 unset TMOUT 2>/dev/null || true
-# A user's file of BASH_ENV, or SHELLOPTS, may have set noclobber and noglob. Ours write some files
-# twice, and find others by a pattern.
+# A user's file of BASH_ENV, SHELLOPTS or BASHOPTS may have changed how bash splits, matches and
+# writes: ours write some files twice, and find others by a pattern.
+IFS=$' \t\n'
 set +Cf
+shopt -u failglob nullglob nocasematch nocaseglob dotglob
 
 # Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
 # says it; one that a node of a job says goes on with the node.

@@ -42,11 +42,28 @@ def test_a_child_that_ends_as_a_signal_comes_is_not_waited_for_for_ever() -> Non
     assert "7" in statuses
 
 
-def bash(script: str, *arguments: object) -> str:
+def bash(script: str, *arguments: object, env: dict[str, str] | None = None) -> str:
     line = ["bash", "-c", f'set -euo pipefail; source "$1/host/common.sh"; {script}', "bash", str(CHECKOUT)]
     return subprocess.run(
-        [*line, *map(str, arguments)], capture_output=True, text=True, timeout=90, check=True
+        [*line, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=90, check=True
     ).stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("IFS=:", "IFS=", "set -o noclobber -o noglob"),
+        *("shopt -s failglob", "shopt -s nullglob dotglob", "shopt -s nocasematch nocaseglob"),
+    ],
+)
+def test_what_the_users_shell_is_told_to_do_otherwise_does_not_count(line: str, tmp_path: Path) -> None:
+    (tmp_path / "of shells").write_text(line)
+    (tmp_path / "file.env").touch()
+    (tmp_path / ".hidden").touch()
+    script = """cd "$2"; words='a b:c'; echo 1 >out; echo $words >out; read -r first _ <out; echo "$first"
+        echo *.ENV *; [[ a == A ]] && echo same; echo end"""
+    env = {"PATH": os.environ["PATH"], "BASH_ENV": str(tmp_path / "of shells")}
+    assert bash(script, tmp_path, env=env) == "a\n*.ENV file.env of shells out\nend\n"
 
 
 def test_the_clock_does_not_follow_the_wall_clock() -> None:
