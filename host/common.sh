@@ -41,6 +41,12 @@ make_absolute() {
     fi
 }
 
+# make_own_dir NAME: makes a private directory NAME.XXXXXX, and prints its path. It is in /tmp if
+# TMPDIR, which may come from a login node, is not there; run.sh says so.
+make_own_dir() {
+    mktemp -d -- "${TMPDIR:-/tmp}/$1.XXXXXX" 2>/dev/null || mktemp -d -- "/tmp/$1.XXXXXX"
+}
+
 # name_log DIR HOST: sets `log`, where that host's task prints. Its name has of HOST what file_part
 # of entrypoint/core/plain.py leaves of a name.
 name_log() {

@@ -729,7 +729,7 @@ begin_job() {
 run_job() {
     local status=0
     begin_job
-    handover_dir=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
+    handover_dir=$(make_own_dir "apptrain.$(uname -n)") ||
         refuse no-temporary-directory \
             "no temporary directory can be made: set TMPDIR to a directory of this node"
     export APPTRAIN_HAND=$handover_dir

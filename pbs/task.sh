@@ -141,9 +141,7 @@ cd -- "${command[0]}" 2>/dev/null ||
         "submit from one that all nodes share"
 
 trap 'rm -rf -- "${tmp:-}" 2>/dev/null' EXIT # keep.sh, which does so, may end before it could
-tmp=$(
-    mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX
-) ||
+tmp=$(make_own_dir apptrain) ||
     refuse no-temporary-directory \
         "no temporary directory can be made: set TMPDIR to a directory of this node"
 mkfifo -m 600 "$tmp/held"

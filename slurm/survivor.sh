@@ -69,8 +69,7 @@ run_again() {
 }
 
 # Where `launch` says whether it knew of the first node's end (entrypoint/job/handover.py).
-handover_dir=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
-    handover_dir=/nowhere
+handover_dir=$(make_own_dir "apptrain.$(uname -n)") || handover_dir=/nowhere
 trap 'rm -rf -- "$handover_dir"' EXIT
 APPTRAIN_HAND=$handover_dir run_child "$@"
 trap - HUP INT TERM USR1 USR2

@@ -1,5 +1,6 @@
 """The job script for Slurm: what it starts, and what it refuses."""
 
+import os
 import shlex
 from pathlib import Path
 
@@ -206,6 +207,14 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     cluster: Cluster, arguments: list[str], env: dict[str, str | None], text: str
 ) -> None:
     assert cluster.refused(*arguments, **env) == text
+
+
+def test_a_temporary_directory_that_the_first_node_lacks_is_not_needed(cluster: Cluster) -> None:
+    ended = cluster.run(TMPDIR="/scratch/of the login node")
+    assert (ended.returncode, len(cluster.calls())) == (0, 1), ended.stderr
+    hand = Path(cluster.handed("APPTRAIN_HAND") or "")
+    assert (hand.parent, hand.exists()) == (Path("/tmp"), False)
+    assert hand.name.startswith(f"apptrain.{os.uname().nodename}.")
 
 
 def test_a_host_without_room_for_the_pipes_of_the_log_is_refused(cluster: Cluster) -> None:
