@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.batch import login, native, secrets
-from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.pbs import qsub_environment
 from entrypoint.batch.pbs.options import TABLE, replaces, separated
@@ -59,7 +59,7 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
 
 def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
     """(what qsub is asked for, each option once; a line for each of ours that the user's have replaced).
-    Raises BadInput for a resource that qsub refuses beside select."""
+    Raises BadInput for a resource that qsub refuses beside select, or without it."""
     own, given, users = (_read(words) for words in (_words(profile, wish), wish.given, wish.options))
     ours, _ = native.merged(own, given, replaces)
     asked, said = native.merged(ours, users, replaces)
@@ -71,6 +71,13 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
                 f"{option}: qsub refuses it beside {whole}: say what each node has in that: "
                 f"-l select=N:{option.value}",
             )
+    places = [str(each) for each in asked if each.name == "-l" and each.value.startswith("place=")]
+    if places and not whole:
+        raise BadInput(
+            "qsub-place-without-select",
+            f"{places[0]}: qsub refuses it without select, and this request has none: leave it out, or give "
+            "-l select=N:... too",
+        )
     return asked, [*wish.said, *said]
 
 
@@ -130,16 +137,23 @@ def limits(script: str) -> tuple[str, int]:
 
 
 def granted(request: JobRequest) -> tuple[JobRequest, str]:
-    for name, value in pairs(request.words):
-        if name != "-l":
+    for option in _read(request.words):
+        value = option.value
+        if option.name != "-l":
             continue
         if value.startswith("walltime="):
             time = value.partition("=")[2]
             # A bare number has seconds here.
             request = replace(request, time=login.clock(int(time)) if time.isdecimal() else time)
-        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
+        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")) or _shares_hosts(value):
             return request, f"-l {value}"
     return request, ""
+
+
+def _shares_hosts(resource: str) -> bool:
+    """Whether chunks may come to one host by it."""
+    name, _, how = resource.partition("=")
+    return name == "place" and "scatter" not in how.split(":")
 
 
 def architecture(_words: Sequence[str]) -> str:

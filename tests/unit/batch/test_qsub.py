@@ -179,6 +179,19 @@ def test_a_size_beside_a_select_is_refused_and_in_totals_taken(word: str) -> Non
     assert native.words(asked) == ["-l", word]
 
 
+@pytest.mark.parametrize("others", [(), ("-l", "nodes=2:ppn=4")])
+def test_a_place_without_a_select_is_refused(others: tuple[str, ...]) -> None:
+    totals, place = site(form="totals"), ("-l", "walltime=1:00:00,place=scatter")
+    with pytest.raises(BadInput) as refused:
+        login._asked(totals, Wish(nodes=2, gpus=4, options=(*others, *place)))
+    assert str(refused.value) == (
+        "-l place=scatter: qsub refuses it without select, and this request has none: leave it out, or give "
+        "-l select=N:... too"
+    )
+    asked, _ = login._asked(totals, Wish(nodes=2, gpus=4, options=("-l", "select=2:ncpus=4", *place)))
+    assert native.words(asked)[-2:] == ["-l", "place=scatter"]
+
+
 @pytest.mark.parametrize(
     ("new", "old", "replaces"),
     [
@@ -221,9 +234,12 @@ def test_further_words_change_the_time_or_leave_open_what_is_granted() -> None:
     ):
         found, unclear = login.granted(request(*words))
         assert (found.time, unclear) == (time, "")
-    for word in ("select=3:a=b", "ncpus=1", "ngpus=1", "nodes=2"):
+    sizes = ("select=3:a=b", "ncpus=1", "ngpus=1", "nodes=2")
+    for word in (*sizes, "place=pack", "place=free:excl", "place=group=rack", "place=vscatter"):
         assert login.granted(request("-l", word))[1] == f"-l {word}"
-    assert login.granted(request("-l", "mem=1gb"))[1] == ""
+        assert login.granted(request("-l", f"mem=1gb,{word}"))[1] == f"-l {word}"
+    for word in ("mem=1gb", "place=scatter", "place=scatter:excl:group=rack", "place=excl:scatter"):
+        assert login.granted(request("-l", word))[1] == ""
 
 
 def test_a_chunk_has_as_many_slots_as_it_says_else_one() -> None:
