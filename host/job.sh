@@ -122,21 +122,34 @@ profile_file() {
     printf '%s' "$file"
 }
 
-# Sets `profile` as the last --profile of these words says. What follows a script is the script's
+# Sets `profile` as the last --profile of these words says. What follows a script or module is its
 # own, also where -- was forgotten, which the image refuses.
 find_option() {
-    local before=''
+    local before='' is_doubtful=''
     while (($#)); do
         case $1 in
-            --) return ;;
-            --profile) profile=${2:-$profile} ;;
-            --profile=?*) profile=${1#*=} ;;
+            -- | -m) return ;;
+            --profile) take_profile "${2:-$profile}" ;;
+            --profile=?*) take_profile "${1#*=}" ;;
             -*) ;;
-            *.py) [[ $before == -* && $before != *=* ]] || return 0 ;; # else an option's value
+            *.py)
+                [[ $before == -* && $before != *=* ]] || return 0
+                # An option's value; or, if -- was forgotten, a script behind one that takes none.
+                [[ " ${*:2} " == *' -- '* ]] || is_doubtful=yes
+                ;;
         esac
         before=$1
         shift
     done
+}
+
+# Sets `profile` to this one; if that may be a script's own option, only if there is such a file.
+take_profile() {
+    local given=$profile
+    profile=$1
+    if [[ -n $is_doubtful && ! -r $(profile_file) ]]; then
+        profile=$given
+    fi
 }
 
 # Sets APPTRAIN_IMAGE and APPTRAIN_APPTAINER, and loads the modules, as the profile's host file says
