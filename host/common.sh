@@ -11,16 +11,16 @@
 #       interrupted  a signal came while a child was waited for; traps set it too
 #       signalled    run_child: a signal came
 #       child        run_child: the process
+# A user's file of BASH_ENV, SHELLOPTS or BASHOPTS may have changed how bash splits, matches and
+# writes, or export all: ours write some files twice, and find others by a pattern.
+IFS=$' \t\n'
+set +aCf
+shopt -u failglob nullglob nocasematch nocaseglob dotglob
 readonly REFUSED=64
 readonly UNAVAILABLE=69
 # With this a site ends idle shells. It would end each `read` too, also one that waits for as
 # long as a task runs.
 unset TMOUT 2>/dev/null || true
-# A user's file of BASH_ENV, SHELLOPTS or BASHOPTS may have changed how bash splits, matches and
-# writes: ours write some files twice, and find others by a pattern.
-IFS=$' \t\n'
-set +Cf
-shopt -u failglob nullglob nocasematch nocaseglob dotglob
 
 # Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
 # says it; one that a node of a job says goes on with the node.

@@ -52,7 +52,7 @@ def bash(script: str, *arguments: object, env: dict[str, str] | None = None) -> 
 @pytest.mark.parametrize(
     "line",
     [
-        *("IFS=:", "IFS=", "set -o noclobber -o noglob"),
+        *("IFS=:", "IFS=", "set -o noclobber -o noglob", "set -o allexport"),
         *("shopt -s failglob", "shopt -s nullglob dotglob", "shopt -s nocasematch nocaseglob"),
     ],
 )
@@ -60,8 +60,8 @@ def test_what_the_users_shell_is_told_to_do_otherwise_does_not_count(line: str, 
     (tmp_path / "of shells").write_text(line)
     (tmp_path / "file.env").touch()
     (tmp_path / ".hidden").touch()
-    script = """cd "$2"; words='a b:c'; echo 1 >out; echo $words >out; read -r first _ <out; echo "$first"
-        echo *.ENV *; [[ a == A ]] && echo same; echo end"""
+    script = """set +eo pipefail; cd "$2"; words='a b:c'; echo 1 >out; echo $words >out; read -r first _ <out; echo "$first"
+        echo *.ENV *; [[ a == A ]] && echo same; env | grep REFUSED; echo end"""
     env = {"PATH": os.environ["PATH"], "BASH_ENV": str(tmp_path / "of shells")}
     assert bash(script, tmp_path, env=env) == "a\n*.ENV file.env of shells out\nend\n"
 
