@@ -24,7 +24,7 @@ import requests
 
 from containers import unpack
 from containers.download import Download, fetch
-from containers.stacks import OTHER_ROAD, Base, BuildRefused
+from containers.stacks import OTHER_ROAD, Base, BuildRefused, lacking
 
 KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 KEPT: Final = (
@@ -212,11 +212,7 @@ def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
         found = given.get(kept.name) or given.get(name)
         if not found or hashlib.sha256(found.read_bytes()).hexdigest() != entry["SHA256"]:
             state = "is not the locked file" if found else "is not there"
-            raise BuildRefused(
-                "offline-file-missing",
-                f"OFFLINE={offline}: {name} {state}: fill the directory anew, with the APPTRAIN_CACHE of "
-                "`make image-fetch` on a machine that has a network",
-            )
+            raise lacking(offline, name, state)
         kept.parent.mkdir(parents=True, exist_ok=True)
         _link(found, kept)
 

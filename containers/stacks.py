@@ -41,6 +41,15 @@ class BuildRefused(BuildError):
     status = 64
 
 
+def lacking(offline: Path, file: str, state: str) -> BuildRefused:
+    """The refusal of an OFFLINE directory that does not have a locked file."""
+    return BuildRefused(
+        "offline-file-missing",
+        f"OFFLINE={offline}: {file} {state}: fill the directory anew, with the APPTRAIN_CACHE of "
+        "`make image-fetch` on a machine that has a network",
+    )
+
+
 @dataclass(frozen=True)
 class Base:
     """The Debian below every stack."""

@@ -70,39 +70,47 @@ def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     if done.returncode:
-        raise _refusal(lock, done.stderr)
+        raise _refusal(lock, done.stderr, offline)
     (target / "complete").touch()
     return target
 
 
-def _refusal(lock: Path, said: str) -> Exception:
+def _refusal(lock: Path, said: str, offline: Path | None) -> Exception:
     """What pip's words come down to."""
     name = lock.name
-    if "DO NOT MATCH THE HASHES" in said:
-        found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+).*?:$", said, re.MULTILINE)
-        package = found[1] if found else "a package"
+    differs = "DO NOT MATCH THE HASHES" in said
+    gone = re.search(r"No matching distribution found for (\S+)", said)
+    found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+).*?:$", said, re.MULTILINE) if differs else gone
+    package = found[1] if found else "a package"
+    if offline and (differs or gone):
+        state = "is not the locked file" if differs else "is not there"
+        return stacks.lacking(offline, f"the wheel of {package}", state)
+    if differs:
         return BuildRefused(
             "wheel-hash-differs",
             f"{package}: the index's wheel does not have the hash that {name} has: the file was changed "
             "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it",
         )
-    gone = re.search(r"No matching distribution found for (\S+)", said)
-    if gone:
-        versions = re.search(r"\(from versions: (.*)\)", said)
-        offered = versions[1].split(", ")[-1] if versions else "none"
+    # pip says "none" also of an index that it could not reach, or that refused to answer.
+    offered = re.search(r"\(from versions: (?!none\))(.*)\)", said)
+    if gone and offered:
         return BuildRefused(
             "wheel-gone",
-            f"{gone[1]}: locked in {name}, the index offers {offered}: take what it offers with `make lock`, "
-            "or give an index that still has it: PIP_INDEX_URL=URL",
+            f"{package}: locked in {name}, the index offers {offered[1].split(', ')[-1]}: take what it "
+            "offers with `make lock`, or give an index that still has it: PIP_INDEX_URL=URL",
         )
-    return NoAnswer("wheels-no-answer", f"pip could not fetch the wheels of {name}; the reason stands above")
+    return NoAnswer(
+        "wheels-no-answer",
+        f"pip could not fetch the wheels of {name}; the reason stands above: if no index was reached, set "
+        "HTTPS_PROXY or PIP_INDEX_URL",
+    )
 
 
 def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     """The hash lock beside the user's own requirements, made where it is not there or no longer fits.
 
     Holds what the stack does not have already; torch, torchvision, NCCL and all else in the stack's lock keep
-    their versions. Raises BadInput naming both sides of a conflict.
+    their versions. Raises BuildRefused naming both sides of a conflict, and NoAnswer.
     """
     stacks.check_extra(extra)
     base = stack.lock(architecture)
@@ -129,6 +137,12 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
         command += ["--python-version", stack.base.python, "--python-platform", UV_PLATFORMS[architecture]]
         command += ["--constraint", str(held), str(extra), "-o", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "Failed to fetch" in done.stderr and done.returncode:
+            raise NoAnswer(
+                "extra-no-answer",
+                f"EXTRA={extra}: uv could not ask the index: {' '.join(done.stderr.split())}: set "
+                "HTTPS_PROXY or UV_INDEX_URL",
+            )
         if done.returncode:
             raise BuildRefused("extra-conflict", _conflict(stack, extra, pins, done.stderr))
         blocks = re.split(r"^(?=[^\s#])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -23,9 +23,10 @@ def test_a_changed_wheel_hash_is_an_error_that_names_the_package(
     (folder / "probe-1.0-py3-none-any.whl").write_bytes(b"no zip at all")
     lock = tmp_path / "lock.txt"
     lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name, value in (("CONFIG_FILE", "/dev/null"), ("FIND_LINKS", str(folder)), ("NO_INDEX", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(BuildRefused) as refusal:
-        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
+        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", None)
     assert str(refusal.value) == (
         "probe==1.0: the index's wheel does not have the hash that lock.txt has: the file was changed "
         "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
@@ -40,13 +41,78 @@ def test_a_wheel_that_is_gone_is_an_error_with_both_versions(
     (folder / "probe-2.0-py3-none-any.whl").write_bytes(b"newer")
     lock = tmp_path / "lock.txt"
     lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    for name, value in (("CONFIG_FILE", "/dev/null"), ("FIND_LINKS", str(folder)), ("NO_INDEX", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(BuildRefused) as refusal:
-        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
+        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", None)
     assert str(refusal.value) == (
         "probe==1.0: locked in lock.txt, the index offers 2.0: take what it offers with `make lock`, "
         "or give an index that still has it: PIP_INDEX_URL=URL"
     )
+
+
+FILL = (
+    "fill the directory anew, with the APPTRAIN_CACHE of `make image-fetch` on a machine that has a network"
+)
+
+
+@pytest.mark.parametrize(
+    ("held", "state"),
+    [
+        ("probe-1.0-py3-none-any.whl", "is not the locked file"),
+        ("probe-2.0-py3-none-any.whl", "is not there"),
+        ("readme", "is not there"),
+    ],
+)
+def test_a_wheel_that_a_directory_lacks_is_named_with_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, state: str
+) -> None:
+    folder, lock = tmp_path / "carried", tmp_path / "lock.txt"
+    folder.mkdir()
+    (folder / held).write_bytes(b"cut")
+    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(BuildRefused) as refusal:
+        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
+    assert str(refusal.value) == f"OFFLINE={folder}: the wheel of probe==1.0 {state}: {FILL}"
+
+
+def test_an_index_that_cannot_be_reached_offers_nothing_and_is_no_reason_for_other_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip itself says then that no version was found."""
+    lock = tmp_path / "lock.txt"
+    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
+    settings = {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "0"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(NoAnswer) as refusal:
+        wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", None)
+    assert str(refusal.value) == (
+        "pip could not fetch the wheels of lock.txt; the reason stands above: if no index was reached, set "
+        "HTTPS_PROXY or PIP_INDEX_URL"
+    )
+
+
+def test_an_index_that_does_not_answer_uv_is_no_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = tmp_path / "my.txt"
+    extra.write_text("probe\n")
+    settings = {
+        "INDEX_URL": "http://127.0.0.1:1/simple",
+        "HTTP_RETRIES": "0",
+        "NO_CONFIG": "1",
+        "NO_CACHE": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"UV_{name}", value)
+    with pytest.raises(NoAnswer) as refusal:
+        wheels.lock_extra(stacks.find(""), "amd64", extra)
+    said = str(refusal.value)
+    assert said.startswith(f"EXTRA={extra}: uv could not ask the index: error: ")
+    assert said.endswith(": set HTTPS_PROXY or UV_INDEX_URL")
+    assert list(tmp_path.iterdir()) == [extra]
 
 
 def test_an_extra_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -151,8 +217,8 @@ def test_without_a_network_pip_looks_into_the_folders_that_have_wheels(
         ("THESE PACKAGES DO NOT MATCH THE HASHES\n    a==1 from x:\n", BuildRefused, "a==1: the index's wheel does not "),
         ("THESE PACKAGES DO NOT MATCH THE HASHES\n", BuildRefused, "a package: the index's wheel does not "),
         ("(from versions: 2, 3)\nNo matching distribution found for a==1", BuildRefused, "a==1: locked in lock, the index offers 3: "),
-        ("No matching distribution found for a==1", BuildRefused, "a==1: locked in lock, the index offers none: "),
-        ("connection refused", NoAnswer, "pip could not fetch the wheels of lock; the reason stands above"),
+        ("(from versions: none)\nNo matching distribution found for a==1", NoAnswer, "pip could not fetch the wheels of lock; the reason stands above: "),
+        ("connection refused", NoAnswer, "pip could not fetch the wheels of lock; the reason stands above: "),
     ],
 )  # fmt: skip
 def test_what_pip_says_is_shown_and_comes_down_to_a_line(
