@@ -45,6 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         stack = stacks.find(options.stack)
+        if options.what in stacks.WRITES:
+            stacks.check_target(options.image)
         image = stacks.image_here(options.stack, options.image)
         if options.what == "inspect":
             return inspect(image)

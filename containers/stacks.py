@@ -19,6 +19,8 @@ OTHER_ROAD: Final = (
     "or take an image that exists: apptainer pull FILE.sif docker://NAME, then APPTRAIN_IMAGE=FILE.sif"
 )
 """What a refusal names if an image cannot be built here."""
+WRITES: Final = ("build", "fetch")
+"""Actions whose IMAGE is the file to be built."""
 PLAIN: Final = "x86_64"
 """The processor whose images have its name not in theirs."""
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -170,6 +172,16 @@ def check_extra(extra: Path) -> None:
     """Raises BuildRefused before anything is fetched."""
     if not stat.S_ISREG(files.mode_at(extra)):
         raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
+
+
+def check_target(given: str) -> None:
+    """Raises BuildRefused for an IMAGE that a build could not write, or not its description beside it."""
+    if not given:
+        return
+    is_directory = stat.S_ISDIR(files.mode_at(given))
+    if is_directory or Path(given).suffix != ".sif":
+        found = "it is a directory" if is_directory else "its name does not end with .sif"
+        raise BuildRefused("image-target", f"IMAGE={given}: {found}: give the file to build, NAME.sif")
 
 
 def find(name: str) -> Stack:

@@ -485,6 +485,8 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
         stacks.check_name(given["stack"])
         if given["extra"]:
             stacks.check_extra(Path(given["extra"]))
+        if what in stacks.WRITES:
+            stacks.check_target(given["image"])
         if what != "fetch":
             _need_apptainer(what)
         if what in ("verify", "inspect"):

@@ -498,7 +498,7 @@ def builds(user: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     [
         ("build", ["", "", "", ""]),
         ("fetch --stack cu128 --offline d", ["cu128", "", "d", ""]),
-        ("build --extra=e --image i", ["", "e", "", "i"]),
+        ("build --extra=e --image i.sif", ["", "e", "", "i.sif"]),
     ],
 )
 def test_the_image_is_built_by_a_venv_of_its_own(
@@ -546,6 +546,8 @@ def test_an_image_that_is_missing_is_told_before_a_venv_is_made(builds: User, li
     ("line", "said"),
     [
         ("build --stack cu1", "image build: STACK=cu1: there is no such stack: give one of cu132, cu128, cu126"),
+        ("build --image .", "image build: IMAGE=.: it is a directory: give the file to build, NAME.sif"),
+        ("fetch --image v1.2", "image fetch: IMAGE=v1.2: its name does not end with .sif: give the file to build, NAME.sif"),
         ("fetch --extra no", "image fetch: EXTRA=no: there is no such file: give a requirements file"),
         ("build my.sif --stack cu128", "image build: my.sif stands without --image: did you mean `{us} image build --stack cu128 --image my.sif`?"),
     ],

@@ -151,6 +151,29 @@ def test_a_build_that_fails_leaves_the_image_of_before(
     assert beside(tmp_path / "images") == before
 
 
+@pytest.mark.parametrize("what", ["build", "fetch"])
+@pytest.mark.parametrize(
+    ("image", "found"),
+    [
+        ("d", "it is a directory"),
+        ("d.sif/", "it is a directory"),
+        ("v1.2", "its name does not end with .sif"),
+        ("image.json", "its name does not end with .sif"),
+    ],
+)
+def test_an_image_that_could_not_be_written_is_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, image: str, found: str
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for folder in ("d", "d.sif"):
+        (tmp_path / folder).mkdir()
+    for name in ("build", "fetch_only"):
+        monkeypatch.setattr(build, name, None)
+    assert build.main([what, "--image", image]) == 64
+    said = f"apptrain: IMAGE={image}: {found}: give the file to build, NAME.sif\n"
+    assert capsys.readouterr().err == said
+
+
 def test_an_image_and_its_partition_are_hashed_in_one_reading(tmp_path: Path) -> None:
     content = bytes(range(256)) * 40_000  # more than two blocks
     (tmp_path / "image").write_bytes(content)
