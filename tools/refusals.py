@@ -39,6 +39,7 @@ SHARED: Mapping[str, str] = {
     "gpus-unknown": "cuda is asked for, or taken by default",
     "host-file-outdated": "submit and the job script each look",
     "image-missing": "submit, the build and a node each look for the image",
+    "image-not-unpacked": "submit, the doctor and a node each look at the image",
     "interface-missing": "gloo's list of interfaces may have several, NCCL's filter is told as a whole",
     "join-two-addresses": "node 0 or another node finds that node 0's name leads to two addresses",
     "manual-no-node-rank": "the same, with and without a host name that could tell it",

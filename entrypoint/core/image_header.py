@@ -25,9 +25,14 @@ PROCESSORS: Final = {b"02\0": "x86_64", b"04\0": "aarch64", b"06\0": "ppc64le"}
 
 def check(image: Path) -> str:
     """The processor that a SIF is for, empty if it does not say; of a folder or another image empty. Raises
-    BadInput for a file that is no image."""
+    BadInput for what is no image."""
     if stat.S_ISDIR(files.mode_at(image)):
-        return ""  # unpacked
+        if files.is_directory(image / ".singularity.d"):
+            return ""  # unpacked
+        raise BadInput(
+            "image-not-unpacked",
+            f"{image} is a directory, but no unpacked image (it has no .singularity.d): give a SIF file",
+        )
     try:
         with files.open_regular(image) as file:
             head = file.read(LENGTH)

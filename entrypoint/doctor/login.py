@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from containers import lustre, stacks
-from entrypoint.core import files
+from entrypoint.core import files, image_header
 from entrypoint.core.checkout import make
+from entrypoint.core.errors import BadInput
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.doctor.table import Report
@@ -74,10 +75,18 @@ def _of_image(node: str, home: Path, site: Profile, env: Mapping[str, str]) -> I
         machine = site.nodes.architecture or os.uname().machine
         image = stacks.image_on(home / "containers" / stacks.image_of(stack).name, machine)
         build += f" --stack {stack}" if stack != stacks.names()[0] else ""
-    if not files.is_there(image):
-        yield Finding(
-            node, "image", f"there is no image {image}", f"{build}, or one that exists in APPTRAIN_IMAGE"
-        )
+    remedy, theirs = f"{build}, or one that exists in APPTRAIN_IMAGE", site.nodes.architecture
+    try:
+        is_there = files.is_there(image)
+        processor = image_header.check(image) if is_there else ""
+    except BadInput as error:
+        yield Finding(node, "image", str(error), remedy)
+        return
+    if not is_there:
+        yield Finding(node, "image", f"there is no image {image}", remedy)
+    elif processor and theirs and processor != theirs:
+        text = f"the image {image} is for {processor}, and the nodes have {theirs}"
+        yield Finding(node, "image", text, "build it on such a node, or name another in APPTRAIN_IMAGE")
     elif not given and not files.exists(image.with_suffix(".json")):
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")

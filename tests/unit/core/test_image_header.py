@@ -27,7 +27,13 @@ def test_a_sif_names_its_processor_and_a_squashfs_does_not(
     assert image_header.check(tmp_path / "image") == processor
 
 
-def test_a_folder_is_an_image_too(tmp_path: Path) -> None:
+def test_a_folder_is_an_image_if_one_was_unpacked_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        image_header.check(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path} is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"
+    )
+    (tmp_path / ".singularity.d").mkdir()
     assert image_header.check(tmp_path) == ""
 
 

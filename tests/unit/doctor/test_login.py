@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.doctor import login
+from tests.unit.cli.site import SIF
 
 
 @pytest.fixture
@@ -13,8 +14,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with an image on a login node that has all it needs."""
     programs, home = tmp_path / "bin", tmp_path / "home"
     (home / "containers").mkdir(parents=True)
-    for name in ("image.sif", "image.json"):
-        (home / "containers" / name).touch()
+    (home / "containers/image.sif").write_bytes(SIF)
+    (home / "containers/image.json").touch()
     programs.mkdir()
     for name in ("apptainer", "sbatch"):
         (programs / name).write_text("#!/bin/sh\n")
@@ -69,8 +70,38 @@ def test_an_image_that_the_user_chose_needs_no_lock(
     image = tmp_path / "site.sif"
     missing = texts(home, capsys, APPTRAIN_IMAGE=str(image))
     assert missing == [f"image: there is no image {image}"]
-    image.touch()
+    image.write_bytes(SIF)
     assert texts(home, capsys, APPTRAIN_IMAGE=str(image)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cut.sif", "the image {} (10 bytes) does not begin as one: it was not copied or built to its end"),
+        ("none", "{} is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"),
+        ("loop/x.sif", "{} cannot be read (Too many levels of symbolic links): check the path, and that you may read it"),
+        ("unpacked", ""),
+    ],
+)  # fmt: skip
+def test_an_image_that_jobs_would_be_refused_for_is_a_finding(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    (tmp_path / "cut.sif").write_bytes(SIF[:10])
+    (tmp_path / "none").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "unpacked/.singularity.d").mkdir(parents=True)
+    image = tmp_path / name
+    found = [f"image: {said.format(image)}"] if said else []
+    assert texts(home, capsys, APPTRAIN_IMAGE=str(image)) == found
+
+
+def test_an_image_of_another_processor_than_the_nodes_is_a_finding(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, image = home / "site.yaml", home / "containers/image.sif"
+    profile.write_text("scheduler: slurm\nnodes: {architecture: aarch64}\n")
+    found = texts(home, capsys, str(profile), APPTRAIN_IMAGE=str(image))
+    assert found == [f"image: the image {image} is for x86_64, and the nodes have aarch64"]
 
 
 def test_a_program_that_is_not_there_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
