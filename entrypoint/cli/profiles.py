@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from containers import stacks
+from entrypoint.core import files
 from entrypoint.core.errors import BadInput
-from entrypoint.plan.profile import CLUSTERS, CONTENT, Profile, checked, host_file, read, remedy
+from entrypoint.plan.profile import CLUSTERS, CONTENT, LARGEST, Profile, checked, host_file, read, remedy
 from entrypoint.plan.sources import parser_class
 
 HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
@@ -47,17 +48,24 @@ def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
     profile, text = load_checked(file)
     target = host_file(file)
     try:
-        before = target.read_text(encoding="utf-8") if target.exists() else None
-        if before == text:
+        if is_made(target, text):
             return profile, False
         if write:
             _write(target, text)
     except (OSError, UnicodeError) as error:
         raise BadInput("host-file-unwritable", f"{target} cannot be written: {error}") from None
     if not write:
-        state = "is missing" if before is None else f"is not made from {file} as that is now"
+        state = "is missing" if not files.exists(target) else f"is not made from {file} as that is now"
         raise BadInput("host-file-state", f"{target} {state}: {remedy(file)}")
     return profile, True
+
+
+def is_made(target: Path, text: str) -> bool:
+    """Whether a host file has this text. One that is missing, or cannot be read, has not."""
+    try:
+        return files.read(target, LARGEST) == text.encode()
+    except (OSError, ValueError):
+        return False
 
 
 def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
@@ -123,8 +131,11 @@ def _line(file: Path, profile: Profile, changed: bool) -> str:
 
 def _write(file: Path, text: str) -> None:
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(file)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

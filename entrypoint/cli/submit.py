@@ -25,7 +25,7 @@ from entrypoint.batch.login import CHECKOUT, JobRequest, Submission, Wish, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
 from entrypoint.cli.main import HELP_ALL, exit_status, print_all_options
-from entrypoint.cli.profiles import load_checked
+from entrypoint.cli.profiles import is_made, load_checked
 from entrypoint.core import files, image_header, spelling
 from entrypoint.core.checkout import apptrain, make
 from entrypoint.core.errors import BAD_INPUT, BadInput
@@ -326,7 +326,7 @@ def _profile(name: str) -> tuple[Profile, Path]:
         )
     profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
-    if not files.is_there(made) or made.read_text(encoding="utf-8") != text:
+    if not is_made(made, text):
         raise BadInput(
             "host-file-outdated",
             f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}",

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_a_check_writes_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) -
         f"apptrain: {made} is not made from {lab} as that is now: make "
     )
     assert made.read_text() == "old"
+
+
+@pytest.mark.parametrize("spoiled", ["no text", "FIFO"])
+def test_a_host_file_that_cannot_be_read_is_written_anew(lab: Path, spoiled: str) -> None:
+    made = lab.with_suffix(".host")
+    os.mkfifo(made) if spoiled == "FIFO" else made.write_bytes(b"\xff\xfe")
+    assert profiles.main(["--check", str(lab)]) == 64
+    assert profiles.main([str(lab)]) == 0
+    assert made.read_text().startswith("# Made from lab.yaml ")
 
 
 def test_without_a_file_all_that_come_with_the_program_are_made(capsys: pytest.CaptureFixture[str]) -> None:

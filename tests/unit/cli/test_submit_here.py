@@ -282,7 +282,11 @@ def test_a_host_file_that_is_missing_is_as_one_that_is_old(desk: Desk) -> None:
     (desk.folder / "lab.host").unlink()
     said = "--cluster lab.yaml: lab.host is not made from lab.yaml as that is now: "
     assert desk.refusal().startswith(said)
-    (desk.folder / "lab.host").write_text("")
+    for spoiled in (b"", b"\xff\xfe"):
+        (desk.folder / "lab.host").write_bytes(spoiled)
+        assert desk.refusal().startswith(said)
+    (desk.folder / "lab.host").unlink()
+    (desk.folder / "lab.host").mkdir()
     assert desk.refusal().startswith(said)
 
 
