@@ -94,12 +94,7 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
     EXTRA gets its lock if it has none that fits.
     """
     architecture = stacks.debian_architecture()
-    if architecture not in stack.architectures:
-        raise BuildRefused(
-            "stack-architecture",
-            f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}",
-        )
-    locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
+    locks = [stack_lock(stack), stacks.debian_lock(architecture)]
     # First, as it may ask for a mirror: nobody should wait for 3 GB of wheels to be told so.
     debian.lay_out(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
     found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
@@ -108,6 +103,20 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
         if wheels.pinned(locks[2]):
             found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
     return Fetched(architecture, locks, found)
+
+
+def stack_lock(stack: Stack) -> Path:
+    """The lock of its Python packages for this machine. Raises BuildRefused if it has none."""
+    architecture = stacks.debian_architecture()
+    if architecture not in stack.architectures:
+        raise BuildRefused(
+            "stack-architecture",
+            f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}",
+        )
+    lock = stack.lock(architecture)
+    if not lock.is_file():
+        raise BuildRefused("stack-no-lock", f"stack {stack.name} has no lock yet, {lock}: type `make lock`")
+    return lock
 
 
 def fetch_only(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> None:

@@ -140,11 +140,16 @@ def debian_architecture() -> str:
 
 
 def read(file: Path = FILE) -> dict[str, Stack]:
-    """All stacks by name, in the file's order."""
+    """All stacks by name, in the file's order. Raises BuildRefused for a file that is wrong."""
     # A login node may lack PyYAML, and ask for no more than the names.
     from entrypoint.core import strict_yaml
 
-    content = strict_yaml.load(file)
+    try:
+        content = strict_yaml.load(file)
+        _check(content)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BuildRefused("stacks-wrong", f"{file} does not describe stacks: {why}") from None
     base = Base(**content["base"])
     return {
         name: Stack(
@@ -152,6 +157,55 @@ def read(file: Path = FILE) -> dict[str, Stack]:
         )
         for name, entry in content["stacks"].items()
     }
+
+
+def _check(content: Any) -> None:
+    """Raises ValueError, naming the key, for what is no list of stacks."""
+    _has_shape(
+        "", content, {"default": _TEXT, "date": _DAY, "venv_python": _TEXT, "base": _BASE, "stacks": {}}
+    )
+    for name, entry in content["stacks"].items():
+        _has_shape(f"stacks {name} ", entry, _ENTRY)
+    if content["default"] not in content["stacks"]:
+        raise ValueError(f"default is {content['default']!r}: give one of {', '.join(content['stacks'])}")
+
+
+_TEXT, _TEXTS, _DAY, _MEGABYTES = "text in quotes", "a list of texts", "a day, YYYY-MM-DD", "megabytes"
+_BASE: Final = {"suite": _TEXT, "python": _TEXT, "packages": _TEXTS}
+_ENTRY: Final = {
+    **dict.fromkeys(("torch", "torchvision", "cuda", "cudnn", "nccl", "driver"), _TEXT),
+    **dict.fromkeys(("compute_capability", "architectures"), _TEXTS),
+    "megabytes": dict.fromkeys(("download", "work", "image"), _MEGABYTES),
+}
+
+
+def _has_shape(where: str, value: Any, shape: Any) -> None:
+    """Raises ValueError. `shape`: what to give, or that of each key; {}: any keys."""
+    if not isinstance(shape, dict):
+        if not _is(shape, value):
+            raise ValueError(f"{where.strip()} is {value!r}: give {shape}")
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{where.strip() or 'it'} is no mapping: give keys with values")
+    for key in value:
+        if shape and key not in shape:
+            raise ValueError(f"{where}{key} is no key: give {', '.join(shape)}")
+    for key, inner in shape.items():
+        if key not in value:
+            raise ValueError(
+                f"{where}{key} is missing: give {inner if isinstance(inner, str) else 'its keys'}"
+            )
+        _has_shape(f"{where}{key} ", value[key], inner)
+
+
+def _is(what: str, value: Any) -> bool:
+    if what == _TEXTS:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if what == _DAY:
+        return re.fullmatch(r"\d{4}-\d\d-\d\d", str(value)) is not None
+    if what == _MEGABYTES:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, str)
 
 
 def names(file: Path = FILE) -> list[str]:

@@ -359,6 +359,20 @@ def test_a_build_that_is_stopped_says_so(
     assert capsys.readouterr().err == "apptrain: stopped; nothing was changed\n"
 
 
+def test_a_stack_without_a_lock_is_refused_with_what_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stacks, "CONTAINERS", tmp_path)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("APPTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "check", lambda *_: None)
+    (tmp_path / "cache").mkdir()
+    assert build.main(["fetch"]) == 64
+    lock = tmp_path / "locks/cu132-amd64.txt"
+    said = f"apptrain: stack cu132 has no lock yet, {lock}: type `make lock`\n"
+    assert capsys.readouterr().err == said
+
+
 def test_what_cannot_be_built_ends_with_64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

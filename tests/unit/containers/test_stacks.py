@@ -37,6 +37,46 @@ def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('    nccl: "2.30.7"\n', "", "stacks cu132 nccl is missing: give text in quotes"),
+        ("  suite:", "  suites:", "base suites is no key: give suite, python, packages"),
+        ("default: cu132", "default: cu999", "default is 'cu999': give one of cu132, cu128, cu126"),
+        ("default:", "defualt:", "defualt is no key: give default, date, venv_python, base, stacks"),
+        ("default: cu132\n", "", "default is missing: give text in quotes"),
+        ('driver: "580"', "driver: 580", "stacks cu132 driver is 580: give text in quotes"),
+        ("[amd64, arm64]", "amd64", "stacks cu132 architectures is 'amd64': give a list of texts"),
+        ("download: 3300", "download: much", "stacks cu132 megabytes download is 'much': give megabytes"),
+        ("{download: 3300, work: 9500, image: 3100}", "1", "stacks cu132 megabytes is no mapping: give keys with values"),
+        ("date: 2026-11-21", "date: soon", "date is 'soon': give a day, YYYY-MM-DD"),
+        ("date: 2026-11-21", "date: 2026-13-41", "line 6: 2026-13-41 cannot be read: month must be in 1..12"),
+        ("date: 2026-11-21", "date: [", "line 10: it is not YAML: "),
+    ],
+)  # fmt: skip
+def test_a_slip_in_the_list_of_stacks_is_refused_with_the_key(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    file, text = tmp_path / "stacks.yaml", stacks.FILE.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    with pytest.raises(BuildRefused) as refusal:
+        stacks.read(file)
+    assert str(refusal.value).startswith(f"{file} does not describe stacks: {said}")
+
+
+def test_a_list_of_stacks_that_is_no_file_or_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for file, why in (
+        (tmp_path / "empty", "it is no mapping: give keys with values"),
+        (tmp_path, "it is a directory, not a regular file"),
+        (tmp_path / "none", "No such file or directory"),
+    ):
+        with pytest.raises(BuildRefused) as refusal:
+            stacks.read(file)
+        assert str(refusal.value) == f"{file} does not describe stacks: {why}"
+
+
+@pytest.mark.parametrize(
     ("name", "driver", "machine", "chosen"),
     [
         ("", "", "", "cu132"),
