@@ -63,6 +63,13 @@ def main(arguments: Sequence[str]) -> int:
     except (BuildRefused, NoAnswer, BuildFailed) as error:
         say(str(error), file=sys.stderr)
         return error.status
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        say(
+            f"{place}{error.strerror or error}: see that there is room, and that you may write",
+            file=sys.stderr,
+        )
+        return NoAnswer.status
     except KeyboardInterrupt:
         say("stopped; nothing was changed", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -95,13 +102,14 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
     """
     architecture = stacks.debian_architecture()
     locks = [stack_lock(stack), stacks.debian_lock(architecture)]
-    # First, as it may ask for a mirror: nobody should wait for 3 GB of wheels to be told so.
+    # First, as it may ask for a mirror, and EXTRA may not fit: nobody should wait for 3 GB of wheels to be
+    # told so.
     debian.lay_out(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
-    found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
     if extra:
         locks.append(wheels.lock_extra(stack, architecture, extra))
-        if wheels.pinned(locks[2]):
-            found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
+    found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
+    if extra and wheels.pinned(locks[2]):
+        found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
     return Fetched(architecture, locks, found)
 
 

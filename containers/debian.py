@@ -136,6 +136,12 @@ def lay_out(
     if offline:
         _take(entries, offline, cache)
     address = "" if all(_kept(cache, entry).exists() for entry in entries) else mirror()
+    for name, given in (("DEBIAN_MIRROR", address), ("DEBIAN_SNAPSHOT", snapshot())):
+        if address and given and not given.startswith(("http://", "https://")):
+            raise BuildRefused(
+                "debian-mirror-address",
+                f"{name}={given}: give an address that begins with http:// or https://",
+            )
     fetch(
         "Debian packages",
         [
@@ -233,11 +239,11 @@ def _link(origin: Path, target: Path) -> None:
 def _gone(entry: Entry, base: Base, architecture: str, address: str) -> str:
     """Why the mirror does not have this file, as far as its index tells."""
     reply = requests.get(f"{address}/dists/{base.suite}/main/binary-{architecture}/Packages.xz", timeout=60)
-    offered = [
-        other["Version"]
-        for other in (read_index(lzma.decompress(reply.content).decode()) if reply.ok else [])
-        if other["Package"] == entry["Package"]
-    ]
+    try:
+        index = read_index(lzma.decompress(reply.content).decode()) if reply.ok else []
+    except lzma.LZMAError:  # such as a page of a proxy
+        index = []
+    offered = [other["Version"] for other in index if other["Package"] == entry["Package"]]
     return (
         f"{entry['Package']}: the lock has {entry['Version']}, the mirror offers "
         f"{offered[0] if offered else 'none'}: "

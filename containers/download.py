@@ -82,6 +82,12 @@ def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
             problem = str(error)
             tries -= 1
             bar.update(-got)
+        except OSError as error:
+            raise NoAnswer(
+                "download-not-written",
+                f"{download.name} cannot be written to {part.parent}: {error.strerror}: make room there, or "
+                "set APPTRAIN_CACHE=DIR",
+            ) from None
         else:
             if digest.hexdigest() != download.sha256:
                 raise BuildRefused(

@@ -226,6 +226,13 @@ def check_extra(extra: Path) -> None:
     """Raises BuildRefused before anything is fetched."""
     if not stat.S_ISREG(files.mode_at(extra)):
         raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
+    try:
+        extra.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"byte {error.start} is not UTF-8"
+        raise BuildRefused(
+            "extra-unreadable", f"EXTRA={extra} cannot be read ({why}): give a text file that you may read"
+        ) from None
 
 
 def check_target(given: str) -> None:

@@ -154,8 +154,16 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
             "and the page or directory that has the wheel in UV_FIND_LINKS and PIP_FIND_LINKS",
         )
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    fresh.write_text(mark + new, encoding="utf-8")
-    fresh.replace(target)
+    try:
+        fresh.write_text(mark + new, encoding="utf-8")
+        fresh.replace(target)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise BuildRefused(
+            "extra-lock-unwritable",
+            f"EXTRA={extra}: its lock {target} cannot be written ({error.strerror}): copy EXTRA into a "
+            "folder where you may write",
+        ) from None
     return target
 
 

@@ -359,6 +359,25 @@ def test_a_build_that_is_stopped_says_so(
     assert capsys.readouterr().err == "apptrain: stopped; nothing was changed\n"
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (PermissionError(13, "Permission denied", "/x/y"), "/x/y: Permission denied"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_ends_a_build_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(build, "build", fails)
+    assert build.main(["build"]) == 69
+    line = f"apptrain: {said}: see that there is room, and that you may write\n"
+    assert capsys.readouterr().err == line
+
+
 def test_a_stack_without_a_lock_is_refused_with_what_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,12 +425,13 @@ class Fetches:
         return Path(f"wheels of {lock.name}")
 
     def _lock_extra(self, stack: stacks.Stack, _architecture: str, extra: Path) -> Path:
+        self.calls.append("lock of extra")
         lock = extra.with_name(f"extra.{stack.name}.lock")
         lock.write_text(self.extra)
         return lock
 
 
-def test_debians_packages_are_fetched_before_the_wheels_and_those_of_extra_last(
+def test_debians_packages_and_extras_lock_come_before_the_wheels_and_those_of_extra_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetches, stack = Fetches(monkeypatch), stacks.find("")
@@ -419,6 +439,7 @@ def test_debians_packages_are_fetched_before_the_wheels_and_those_of_extra_last(
     python = stack.base.python
     assert fetches.calls == [
         ("debian", "amd64", "debian-amd64", "cache", "debian", Path("off")),
+        "lock of extra",
         ("wheels", "cu132-amd64.txt", python, "amd64", "cache", Path("off")),
         ("wheels", "extra.cu132.lock", python, "amd64", "cache", Path("off")),
     ]

@@ -182,6 +182,56 @@ def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
     )
 
 
+def test_a_mirror_whose_index_is_none_offers_none(
+    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = served
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index([package(folder)]))
+    (folder / "pool/main/hello_1.0-1_all.deb").unlink()
+    index = folder / "dists/trixie/main/binary-amd64/Packages.xz"
+    index.parent.mkdir(parents=True)
+    index.write_text("<html>log in</html>")
+    monkeypatch.setenv("DEBIAN_MIRROR", address)
+    with pytest.raises(BuildRefused, match=r"^hello: the lock has 1.0-1, the mirror offers none: "):
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+
+
+@pytest.mark.parametrize("name", ["DEBIAN_MIRROR", "DEBIAN_SNAPSHOT"])
+@pytest.mark.parametrize("given", ["deb.debian.org/debian", "ftp://m/debian", "file:///srv/debian"])
+def test_a_mirror_that_is_no_address_of_the_web_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: str
+) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index([package(tmp_path)]))
+    monkeypatch.setenv("DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    monkeypatch.setenv(name, given)
+    with pytest.raises(BuildRefused) as refusal:
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+    assert str(refusal.value) == f"{name}={given}: give an address that begins with http:// or https://"
+
+
+def test_a_cache_that_fills_up_is_named_with_what_to_set(
+    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = served
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index([package(folder)]))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("DEBIAN_MIRROR", address)
+    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(download.NoAnswer) as refusal:
+        download.fetch("x", [download.Download(urls=[f"{address}/pool/main/hello_1.0-1_all.deb"], path=tmp_path / "cache/x", size=1, sha256="", name="hello 1.0-1", missing=str)])  # fmt: skip
+    assert str(refusal.value) == (
+        f"hello 1.0-1 cannot be written to {tmp_path}/cache: No space left on device: make room there, or set "
+        "APPTRAIN_CACHE=DIR"
+    )
+
+
 def test_a_changed_package_is_refused_and_not_kept(
     tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,15 @@ def test_an_extra_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert str(refusal.value) == f"EXTRA={tmp_path}/my.txt: there is no such file: give a requirements file"
 
 
+def test_an_extra_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    extra = tmp_path / "my.txt"
+    extra.write_bytes(b"# caf\xe9\nidna\n")
+    with pytest.raises(BuildRefused) as refusal:
+        stacks.check_extra(extra)
+    said = f"EXTRA={extra} cannot be read (byte 5 is not UTF-8): give a text file that you may read"
+    assert str(refusal.value) == said
+
+
 def test_an_extra_that_conflicts_with_the_stack_names_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +306,26 @@ def test_a_conflict_of_extra_packages_with_each_other_is_told_in_uvs_words(
     with pytest.raises(BuildRefused) as refused:
         wheels.lock_extra(stacks.find(""), "amd64", extra)
     assert str(refused.value) == f"EXTRA={extra} does not go with stack cu132: No solution: a==1 and a==2"
+
+
+def test_a_lock_of_extra_packages_that_cannot_be_written_is_refused(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = tmp_path / "my.txt"
+    extra.write_text("einops\n")
+    programs.writes = compiled("einops==0.8 \\\n    --hash=sha256:1\n")
+
+    def read_only(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    with pytest.raises(BuildRefused) as refusal:
+        wheels.lock_extra(stacks.find(""), "amd64", extra)
+    assert str(refusal.value) == (
+        f"EXTRA={extra}: its lock {tmp_path}/my.cu132-amd64.lock cannot be written (Permission denied): copy EXTRA "
+        "into a folder where you may write"
+    )
+    assert list(tmp_path.iterdir()) == [extra]
 
 
 URL = "flash-attn @ https://example.org/flash_attn-2.8-py3-none-any.whl"
