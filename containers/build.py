@@ -25,7 +25,7 @@ from typing import Any, Final, TextIO
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from containers import bom, debian, description, lustre, stacks, unpack, wheels
-from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
+from containers.builder import EXTRA_WHEELS, RECIPE, STOPS, WHEELS, Builder, BuildFailed
 from containers.download import NoAnswer
 from containers.preflight import Places, check
 from containers.stacks import CONTAINERS, BuildRefused, Stack
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--image", default="", metavar="FILE", help="instead of containers/image*.sif")
     parser.add_argument("--offline", default="", metavar="DIR", help="a directory with all wheels and .debs")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(number, lambda signum, _frame: sys.exit(128 + signum))
     try:
         stack = stacks.find(options.stack)
         if options.what in stacks.WRITES:

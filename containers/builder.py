@@ -38,6 +38,10 @@ COVERED: Final = ("/tmp", "/var/tmp", "/dev/shm")
 """Where Apptainer shows a build the host's own directories, and we an empty one."""
 
 
+STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
+"""They end a build as an exit does, so that nothing unfinished stays. SIGHUP: a terminal that closes."""
+
+
 class BuildFailed(BuildError):
     """Apptainer could not build; its own words stand above."""
 
@@ -193,7 +197,7 @@ class Builder:
 
             yield Client
         except SystemExit as error:
-            if error.code == 128 + signal.SIGTERM:
+            if error.code in [128 + number for number in STOPS]:
                 raise
             raise BuildFailed("spython-failed", f"spython gave up: {error}") from None
         finally:

@@ -335,17 +335,22 @@ def test_each_command_gets_its_stack_and_its_folders(
     (tmp_path / "e").touch()
     for name in ("build", "fetch_only", "verify"):
         monkeypatch.setattr(build, name, tells(name))
-    before = signal.getsignal(signal.SIGTERM)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:
         assert build.main([*words, "--image", "i.sif"]) == (5 if words[0] == "verify" else 0)
-        handler = signal.getsignal(signal.SIGTERM)
-        assert callable(handler)
-        with pytest.raises(SystemExit) as ended:
-            handler(signal.SIGTERM, None)
-        assert ended.value.code == 143
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            handler = signal.getsignal(number)
+            assert callable(handler)
+            with pytest.raises(SystemExit) as ended:
+                handler(number, None)
+            assert ended.value.code == status
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        build.main([*words, "--image", "i.sif"])
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "nohup"
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert calls == [call]
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert calls == [call, call]
 
 
 def test_a_build_that_is_stopped_says_so(
@@ -656,7 +661,7 @@ def test_apptainer_is_called_by_its_other_name_with_its_tools_and_nothing_of_the
     assert "exec '/opt/app tainer' \"$@\"" in (tmp_path / "bin/singularity").read_text()
     assert 'exec /opt/mksquashfs "$@" -comp zstd' in (tmp_path / "bin/mksquashfs").read_text()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "bin").iterdir()} == {0o755}
-    for code, error in ((1, builder.BuildFailed), (143, SystemExit)):
+    for code, error in ((1, builder.BuildFailed), (143, SystemExit), (129, SystemExit)):
         with pytest.raises(error), builder.Builder("/a", "1")._client(tmp_path):
             raise SystemExit(code)
     assert dict(os.environ) == before
