@@ -129,10 +129,16 @@ def stack_lock(stack: Stack) -> Path:
     return lock
 
 
+def needed(stack: Stack, cache: Path, offline: Path | None) -> dict[str, int]:
+    """The megabytes that a build takes at its places."""
+    download = wheels.room(stack_lock(stack), cache, stack.megabytes["download"], offline)
+    return {**stack.megabytes, "download": download}
+
+
 def fetch_only(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> None:
     """What a login node with a network can do for a compute node without one."""
     places = Places.of(image)
-    check(places, {**stack.megabytes, "work": 0, "image": 0})
+    check(places, {**needed(stack, places.cache, offline), "work": 0, "image": 0})
     with tempfile.TemporaryDirectory(dir=places.cache) as folder:
         fetch(stack, extra, offline, places.cache, Path(folder))
     say(f"what stack {stack.name} is made from is in {places.cache}: `make image` needs no network now")
@@ -148,7 +154,7 @@ def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -
     say(f"target {places.target}")
     say(f"temporary files in {places.temporary} (APPTAINER_TMPDIR)")
     say(f"downloads in {places.cache} (APPTRAIN_CACHE)")
-    check(places, stack.megabytes)
+    check(places, needed(stack, places.cache, offline))
     temporary = tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary)
     with temporary as folder, lustre.striped_folder(image) as target:
         work = Path(folder)

@@ -70,7 +70,10 @@ class Mount:
 
 
 def check(places: Places, megabytes: dict[str, int]) -> None:
-    """Refuse a place that will not do, with the variable to set. Creates the cache's directory."""
+    """Refuse a place that will not do, with the variable to set. Creates the cache's directory.
+
+    `megabytes`: what "image", "work" and "download" need at the target, the temporary place and the cache.
+    """
     for name, path in (("target", places.target.parent), ("temporary", places.temporary)):
         if not path.is_dir():
             raise BuildRefused(
@@ -98,7 +101,7 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
     needs = {
         "target": (places.target.parent, megabytes["image"]),
         "temporary": (places.temporary, megabytes["work"]),
-        "cache": (places.cache, missing_megabytes(places.cache, megabytes["download"])),
+        "cache": (places.cache, megabytes["download"]),
     }
     for name, (path, _) in needs.items():
         device = path.stat().st_dev
@@ -111,11 +114,6 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
                 f"set {REMEDY[name]}",
             )
         check_quota(path, name, needs[name][1])
-
-
-def missing_megabytes(cache: Path, download: int) -> int:
-    """What is left to fetch, roughly: nothing where wheels are already there."""
-    return 0 if any((cache / "wheels").glob("*/complete")) else download
 
 
 def check_quota(path: Path, name: str, megabytes: int) -> None:

@@ -50,10 +50,25 @@ def _with_included(requirements: Path) -> list[Path]:
     return found
 
 
+def room(lock: Path, cache: Path, download: int, offline: Path | None) -> int:
+    """Megabytes that the lock's wheels take in the cache while they are fetched; `download` stay. Until pip
+    has all of them it keeps them in a temporary folder, unless they come from a directory."""
+    times = 1 if offline else 2
+    return 0 if _is_complete(_folder(lock, cache)) else times * download
+
+
+def _folder(lock: Path, cache: Path) -> Path:
+    return cache / "wheels" / digest(lock)[:16]
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "complete").exists()
+
+
 def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path | None) -> Path:
     """A directory with every wheel of the lock. pip checks each against the lock's hashes."""
-    target = cache / "wheels" / digest(lock)[:16]
-    if (target / "complete").exists():
+    target = _folder(lock, cache)
+    if _is_complete(target):
         return target
     target.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-I", "-m", "pip", "download", "--require-hashes", "--no-deps"]
@@ -67,7 +82,9 @@ def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path
         command.append("--no-index")
         for folder in sorted({wheel.parent for wheel in offline.rglob("*.whl")}):
             command += ["--find-links", str(folder)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    with tempfile.TemporaryDirectory(dir=target) as temporary:
+        env = {**os.environ, "TMPDIR": temporary}
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=env)
     sys.stderr.write(done.stderr)
     if done.returncode:
         raise _refusal(lock, done.stderr, offline)

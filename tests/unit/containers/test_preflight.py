@@ -175,14 +175,6 @@ def test_a_quota_is_looked_for_at_each_place_with_what_that_needs(
     ]
 
 
-def test_wheels_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
-    assert preflight.missing_megabytes(tmp_path, 7) == 7
-    (tmp_path / "wheels/abc").mkdir(parents=True)
-    assert preflight.missing_megabytes(tmp_path, 7) == 7
-    (tmp_path / "wheels/abc/complete").touch()
-    assert preflight.missing_megabytes(tmp_path, 7) == 0
-
-
 @pytest.mark.parametrize(
     ("script", "megabytes", "said"),
     [

@@ -1,9 +1,10 @@
 """Wheels, by their locks."""
 
+import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,11 +153,13 @@ class Programs:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
+        self.env: dict[str, str] = {}
         self.status, self.said = 0, ""
         self.writes: Callable[[list[str]], None] = lambda _: None
 
-    def run(self, command: list[str], **_: Any) -> Any:
+    def run(self, command: list[str], env: Mapping[str, str] = os.environ, **_: Any) -> Any:
         self.calls.append(command)
+        self.env = dict(env)
         self.writes(command)
         return SimpleNamespace(returncode=self.status, stderr=self.said)
 
@@ -205,6 +208,31 @@ def test_pip_is_asked_for_wheels_of_the_images_python_and_once(
         assert values(command, option) == found
     assert wheels.fetch(lock, "3.13", architecture, tmp_path / "cache", None) == folder
     assert len(programs.calls) == 1
+
+
+def test_room_is_needed_for_wheels_that_are_not_there_and_for_pips_copy(tmp_path: Path) -> None:
+    """Those of another lock do not count."""
+    lock, cache = tmp_path / "lock.txt", tmp_path / "cache"
+    lock.write_text("a==1\n")
+    (cache / "wheels/other").mkdir(parents=True)
+    (cache / "wheels/other/complete").touch()
+    assert wheels.room(lock, cache, 7, None) == 14
+    assert wheels.room(lock, cache, 7, tmp_path) == 7
+    folder = cache / "wheels" / wheels.digest(lock)[:16]
+    folder.mkdir()
+    assert wheels.room(lock, cache, 7, None) == 14
+    (folder / "complete").touch()
+    assert wheels.room(lock, cache, 7, None) == 0
+
+
+def test_pips_temporary_files_lie_in_the_cache_and_go(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    (tmp_path / "lock").touch()
+    folder = wheels.fetch(tmp_path / "lock", "3.13", "amd64", tmp_path / "cache", None)
+    assert Path(programs.env["TMPDIR"]).parent == folder
+    assert [path.name for path in folder.iterdir()] == ["complete"]
 
 
 def test_without_a_network_pip_looks_into_the_folders_that_have_wheels(
