@@ -37,7 +37,7 @@ SLURM = {
 """Words of sbatch that change what is granted, with what they name."""
 UNCLEAR = ("--gpus", "-G", "--gpus-per-task", "--gpus-per-socket", "--tres-per-task", "--ntasks", "-n")
 """Those after which nobody knows what a node gets before it is granted."""
-OF_LOGIN: Final = ("APPTRAIN_HOME", "APPTRAIN_PROFILE", "APPTRAIN_AT_HAND")
+OF_LOGIN: Final = ("APPTRAIN_HOME", "APPTRAIN_PROFILE", "APPTRAIN_AT_HAND", "APPTRAIN_CACHE")
 """Variables of ours that the job does not need: the line that submits says the same, or the login node alone
 reads them."""
 GOES_ON = (

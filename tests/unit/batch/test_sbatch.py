@@ -140,7 +140,7 @@ def test_an_export_shows_no_secret_and_loses_nothing(export: str, said: str) -> 
         ("--export=ALL", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "/x.sif"}, ""),
         ("", {"SBATCH_EXPORT": "ALL", "APPTRAIN_IMAGE": "/x.sif"}, ""),
         ("", {"SBATCH_EXPORT": "", "APPTRAIN_IMAGE": "/x.sif"}, ""),
-        ("", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "", "APPTRAIN_PROFILE": "lab", "APPTRAIN_AT_HAND": "/p"}, ""),
+        ("", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "", "APPTRAIN_PROFILE": "lab", "APPTRAIN_AT_HAND": "/p", "APPTRAIN_CACHE": "/c"}, ""),
         ("", {"SBATCH_EXPORT": "NONE", "APPTRAIN_IMAGE": "/x.sif"}, "SBATCH_EXPORT=NONE keeps APPTRAIN_IMAGE from the job, which is set here: give --export=ALL"),
         ("--export=NONE", {"SBATCH_EXPORT": "ALL", "APPTRAIN_ARGS": "--device cpu"}, "--export=NONE keeps APPTRAIN_ARGS from the job, which is set here: add ALL"),
         ("", {"SBATCH_EXPORT": "ALL,HF_TOKEN=x"}, "SBATCH_EXPORT with HF_TOKEN: sacct would show its value to others: put NAME=VALUE into a file of mode 600, and give --secrets FILE"),
