@@ -544,7 +544,7 @@ LONG = "l" * 300
         *("explain LONG", "explain LONG.py", "compare LONG LONG", "report LONG", "rerun LONG", "scaling LONG"),
         *("run -- LONG.py", "run --run-dir LONG", "run --venv LONG", "demo --config LONG", "plan --profile LONG"),
         *("submit --cluster LONG", "submit --cluster generic --nodes 1 --image LONG -- x", "doctor --profile LONG"),
-        *("image build --extra LONG", "VENV=/tmp/LONG run", "APPTRAIN_IMAGE=/tmp/LONG doctor"),
+        *("image build --extra LONG", "VENV=/tmp/LONG run"),
     ],
 )  # fmt: skip
 def test_a_path_that_no_file_can_have_is_refused_in_a_line(line: str, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_an_image_that_the_user_chose_needs_no_lock(
         ("cut.sif", "the image {} (10 bytes) does not begin as one: it was not copied or built to its end"),
         ("none", "{} is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"),
         ("loop/x.sif", "{} cannot be read (Too many levels of symbolic links): check the path, and that you may read it"),
+        ("x" * 300, "{} cannot be read (File name too long): check the path, and that you may read it"),
         ("unpacked", ""),
     ],
 )  # fmt: skip
