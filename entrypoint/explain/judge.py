@@ -324,12 +324,13 @@ def _has_company(one: Evidence, helped: Mapping[tuple[str, int], tuple[int, int]
     return all(steps[at] < steps[at + 1] for at in range(len(later)))
 
 
-def _when(one: Evidence) -> tuple[float, tuple[int, int]]:
-    """Lines without a time come behind those that have one, in their order."""
-    return (one.time if one.time is not None else float("inf"), one.order)
+def _when(one: Evidence) -> tuple[float, bool, tuple[int, int]]:
+    """Lines without a time come behind those that have one, in their order. torchrun's report has seconds
+    alone, and its first failure comes last in it."""
+    return (one.time if one.time is not None else float("inf"), one.is_later, one.order)
 
 
-def _ranking(one: CauseFound) -> tuple[int, bool, float, tuple[int, int]]:
+def _ranking(one: CauseFound) -> tuple[int, bool, float, bool, tuple[int, int]]:
     """Weak lines come behind others."""
     return (_RANKING[one.entry.kind], _is_weak(one.first), *_when(one.first))
 
@@ -411,7 +412,7 @@ def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     its consequence."""
     if _RANKING[best.entry.kind] == 0:
         is_consequence = OWN_ERROR in best.entry.follows and _when(unknown) < _when(best.first)
-        is_later = _is_behind_an_end(best.first, unknown)
+        is_later = _is_behind_an_end(best.first, unknown) or _is_told_later(best.first, unknown)
         return _is_weak(best.first) or is_consequence or is_later or _is_replaced(best.first, unknown)
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
@@ -428,6 +429,11 @@ def _is_behind_an_end(one: Evidence, end: Evidence) -> bool:
     if one.file == end.file:
         return one.number > end.number + MESSAGE
     return one.time is not None and end.time is not None and one.time > end.time + CLOSE
+
+
+def _is_told_later(one: Evidence, other: Evidence) -> bool:
+    """Whether torchrun's report has this failure, and names the other one as the first."""
+    return one.is_later and not other.is_later and one.file == other.file
 
 
 def _is_replaced(one: Evidence, later: Evidence) -> bool:

@@ -236,6 +236,11 @@ _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 _TELLS = re.compile(rb"Root Cause|Process name: \[|Traceback \(most recent call last\)")
 _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
+_RECORDED = re.compile(rb"traceback\s*: (?=Traceback)")
+"""With @record also the traceback of the process, each of its lines behind two blanks:"""
+_INDENT = b"  "
+_BLOCK = re.compile(rb" ?\[\d{1,6}\]:\s*$")
+_END_OF_BLOCK = re.compile(rb" ?(?:\[\d{1,6}\]:|[-=]{20,})\s*$")
 _AGENT = re.compile(
     rb"\btorchrun\b|\btorch[./]distributed[./](?:elastic|run)\b|\(exitcode: -?\d+\) local_rank: \d+ \(pid"
 )
@@ -296,6 +301,8 @@ class Evidence:
     no cause."""
     steps_before: int = 0
     """Different steps just before it."""
+    is_later: bool = False
+    """torchrun's report tells it of a process, and names another one that failed first."""
 
 
 @dataclass(frozen=True)
@@ -315,6 +322,17 @@ class ProcessEnd:
     """By SIGABRT, as an echo ends a process: an exception of Python ends it with status 1."""
     time: float = math.inf
     """As torchrun's summary tells it."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The traceback of one process in torchrun's report."""
+
+    end: ProcessEnd
+    until: int
+    """Number of its last line."""
+    is_root: bool
+    """It is the failure that torchrun has observed first."""
 
 
 @dataclass(frozen=True)
@@ -375,6 +393,8 @@ class Scan:
     """Lines of this file of each entry, and those that were tried of each kind."""
     _tried: Counter[bytes] = field(default_factory=Counter)
     """Lines of this file with a key."""
+    _recorded: dict[bytes, Recorded] = field(default_factory=dict)
+    """The newest one of this file, by the label before its lines."""
     _head: bytes = b""
     """The first line of this file, if it tells when a run begins; and those like it, of later."""
     _heads: list[Restart] = field(default_factory=list)
@@ -390,6 +410,7 @@ class Scan:
         self._files += 1
         self._counts.clear()
         self._tried.clear()
+        self._recorded.clear()
         number, left = 1, most
         before = ahead = rest = self._head = b""
         self._heads.clear()
@@ -543,6 +564,11 @@ class Scan:
             return
         order = (self._files, number)
         body = lines.body(line)
+        if _TRACEBACK in line:
+            self._remember_recorded(block, start, end, before, number)
+        recorded = self._recorded_at(line, number)
+        if recorded:
+            body = body.removeprefix(_INDENT)
         self._help(line, body, order)
         self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
         if not self.has_agents and (self.is_ours or _is_of_agent(line, before)):
@@ -572,13 +598,14 @@ class Scan:
         self._counts[key] += stands_for
         if self._counts[key] > COUNTED and not self._is_tail:
             return
-        is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
+        is_caught = not recorded and _is_caught(body, before, behind, is_exception=ends_traceback)
         is_end = _is_last_word(body, before, behind, is_exception=ends_traceback)
         is_last = is_end and not is_ignored and not is_caught
         is_mild = is_ignored or (not is_end and not is_exception and _is_mild(line, body))
         is_doubtable = not is_last and (entry is None or entry.kind == "cause")
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
+        process = recorded.end if recorded else ProcessEnd(None, "")
         self._add(
             key,
             Evidence(
@@ -587,9 +614,9 @@ class Scan:
                 file=name,
                 number=number,
                 order=order,
-                time=_time(line, before),
-                rank=_first(rank, file_rank, of_traceback, _rank_behind(line, behind[:12])),
-                node=node or file_node,
+                time=process.time if process.time < math.inf else _time(line, before),
+                rank=_first(process.rank, rank, file_rank, of_traceback, _rank_behind(line, behind[:12])),
+                node=process.node or node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
                 is_mild=is_mild,
@@ -602,6 +629,7 @@ class Scan:
                 is_chained=any(_CHAINED in one for one in behind[:NEAR_CHAIN]),
                 is_last=is_last,
                 steps_before=_steps(before),
+                is_later=recorded is not None and not recorded.is_root,
             ),
         )
 
@@ -619,7 +647,7 @@ class Scan:
     def _end_of_traceback(self, block: bytes, start: int, end: int, name: str, number: int) -> None:
         """Looks for an exception whose name does not say that it is one. `start`, `end`: of the line that
         begins the traceback."""
-        label = block[start:end].partition(_TRACEBACK)[0]
+        label = _RECORDED.sub(b"", block[start:end]).partition(_TRACEBACK)[0]
         frames, at = 0, end + 1
         while at < min(len(block), end + NEAR_BYTES):
             number += 1
@@ -629,11 +657,39 @@ class Scan:
                 frames += 1
             elif row.startswith(label) and row.strip() and not _SOURCE.match(row) and not _MARKS.match(row):
                 body = lines.body(row)
+                if self._recorded_at(row, number):
+                    body = body.removeprefix(_INDENT)
                 is_seen = _EXCEPTION.match(body) or _ERROR.search(body) or self.index.entry(row, body)
                 if frames and not is_seen and _ODD_EXCEPTION.match(body):
                     self._line(block, at, at, name, number, ends_traceback=True)
                 return
             at = stop + 1
+
+    def _remember_recorded(
+        self, block: bytes, start: int, end: int, before: Sequence[bytes], number: int
+    ) -> None:
+        """Notes of whom a traceback in torchrun's report is. `start`, `end`: of the line that begins it."""
+        found = _RECORDED.search(block, start, end)
+        if not found or len(self._recorded) > MOST_NODES:
+            return
+        label = _label(block[start : found.start()])
+        rows = [one[len(label) :] for one in before if one.startswith(label)]
+        head = next((at for at in reversed(range(len(rows))) if _BLOCK.match(rows[at])), None)
+        if head is None:
+            return
+        until, at = number, end + 1
+        while at < min(len(block), end + NEAR_BYTES):
+            stop = _end(block, at)
+            if block.startswith(label, at) and _END_OF_BLOCK.match(block[at:stop][len(label) :]):
+                break
+            until, at = until + 1, stop + 1
+        is_root = head > 0 and b"Root Cause" in rows[head - 1]
+        self._recorded[label] = Recorded(_box(rows[head:]), until, is_root)
+
+    def _recorded_at(self, row: bytes, number: int) -> Recorded | None:
+        """The traceback of torchrun's report that a line is of; None for any other line."""
+        one = self._recorded.get(_label(row)) if self._recorded and _INDENT in row else None
+        return one if one and number <= one.until else None
 
     def _remember_restart(
         self, body: bytes, before: Sequence[bytes], behind: Sequence[bytes], name: str, number: int
@@ -692,6 +748,11 @@ class Scan:
 def _raised(words: Sequence[bytes]) -> Iterator[bytes]:
     """Those that end as the names of exceptions do, each once; found when the first one is asked for."""
     yield from {one for one in words if one.endswith(_ENDINGS)}
+
+
+def _label(row: bytes) -> bytes:
+    """What stands before the two blanks of a line in torchrun's report, as srun --label writes it."""
+    return row.partition(_INDENT)[0]
 
 
 def _order(one: Evidence) -> tuple[int, int]:
@@ -1035,7 +1096,7 @@ def _may_be(block: bytes, start: int, end: int, at: int, patterns: Sequence[tupl
         line = lines.body(block[start:end])
         return (
             _ERROR.search(line) is not None
-            or _EXCEPTION.match(line) is not None
+            or _EXCEPTION.match(line.removeprefix(_INDENT)) is not None
             or _TELLS.search(line) is not None
             or messages.PREFIX.match(line) is not None
             or _is_restart(line)

@@ -296,6 +296,60 @@ def test_a_line_counts_up_to_so_many_other_lines_behind_it(line: str, most: int)
     assert of(a=line + "copying\n" * most).unknown is None
 
 
+def recorded(*blocks: tuple[int, int, str], frames: int = 1) -> str:
+    """torchrun's report of ranks with @record, each with the second in which it failed; the last is the root
+    cause. As torch 2.11 writes it."""
+    rows = ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60]
+    rows += ["train.py FAILED", "-" * 60, "Failures:"]
+    for place, (rank, second, text) in enumerate(blocks, 1 - len(blocks)):
+        if not place:
+            rows += ["-" * 60, "Root Cause (first observed failure):"]
+        rows += [f"[{-place}]:", f"  time      : 2026-11-29_16:14:{second}", f"  host      : gpu{rank}"]
+        rows += [f"  rank      : {rank} (local_rank: {rank})", f"  exitcode  : 1 (pid: 2188{rank}) "]
+        rows += [
+            "  error_file: lg/attempt_0/0/error.json",
+            "  traceback : Traceback (most recent call last):",
+        ]
+        frame = [
+            '    File "/x/errors/__init__.py", line 384, in wrapper',
+            "      result = f(*args, **kwargs)",
+        ]
+        rows += [*frame * frames, *(f"  {row}" for row in text.split("\n")), "  "]
+    return "\n".join([*rows, "=" * 60, ""])
+
+
+@pytest.mark.parametrize("label", ["", "0: "])
+@pytest.mark.parametrize(
+    ("report", "cause", "rank", "text"),
+    [
+        (recorded((1, 44, "ValueError: bad lr")), "script-error", 1, "ValueError: bad lr"),
+        (recorded((1, 44, "ValueError: bad lr"), frames=20), "script-error", 1, "ValueError: bad lr"),
+        (recorded((1, 44, "x.Missing: k")), "script-error", 1, "x.Missing: k"),
+        (
+            recorded(
+                (1, 53, "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+                (0, 53, "FileNotFoundError: [Errno 2] No such file or directory: '/data/x.bin'"),
+            ),
+            *("file-missing", 0, "FileNotFoundError: [Errno 2] No such file or directory: '/data/x.bin'"),
+        ),
+        (
+            recorded(
+                (3, 53, "KeyError: 'y'"),
+                (1, 53, "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+                (0, 53, "ValueError: bad lr"),
+            ),
+            *("script-error", 0, "ValueError: bad lr"),
+        ),
+    ],
+    ids=["unknown", "long", "odd", "both known", "one known"],
+)
+def test_a_traceback_in_torchruns_report_is_of_the_rank_above_it_and_the_root_cause_is_the_first(
+    report: str, cause: str, rank: int, text: str, label: str
+) -> None:
+    found = of(job="".join(f"{label}{row}\n" for row in report.splitlines())).causes[0]
+    assert (found.entry.id, found.rank, found.node, found.first.text) == (cause, rank, f"gpu{rank}", text)
+
+
 def test_if_a_rank_ended_all_lines_count_though_a_second_program_ran_behind_it() -> None:
     found = of(a=OOM + BOX + "copying\n" * judge.MANY_BEHIND)
     assert [one.entry.id for one in found.causes] == ["cuda-out-of-memory"]
