@@ -52,14 +52,16 @@ def main(what: str, *, as_json: bool) -> int:
             "explain-nothing",
             f"explain: {plain(what)} has nothing to read{why}: give a log, a folder of logs, or -",
         )
-    found = judge.of(scan, catalogue.own_error())
+    begins = run.begins(Path(what), told) if told is not None else {}
+    found = judge.of(scan, catalogue.own_error(), begins)
     if told is not None:
         found = run.with_told(found, told)
     rows = [cause(one) for one in found.causes]
     if as_json:
         _print_json(found, rows, scan, done)
     else:
-        is_unended = told is None and what != STDIN and run.is_one(Path(what)) and _is_listed(Path(what))
+        is_run = what != STDIN and run.is_one(Path(what)) and _is_listed(Path(what))
+        is_unended = told.is_unended if told else is_run
         print("\n".join(_in_words(found, rows, scan, done, told, is_unended=is_unended)))
     return KNOWN if rows else UNKNOWN
 
@@ -147,7 +149,9 @@ def _in_words(
         if first.leave_out:
             yield from _fact("leave out", plain(first.leave_out))
         yield from _fact("source", first.entry.source)
-    elif told is not None and told.failure is None:
+        if told is not None and told.is_unended:
+            yield from _fact("note", told.ended)
+    elif told is not None and told.failure is None and found.unknown is None:
         yield told.ended
     elif found.unknown is None and found.others:
         yield "nothing says that it failed: it went on after all that was seen"
@@ -163,7 +167,7 @@ def _in_words(
         else:
             yield f"  no line of {counted(scan.lines, 'line')} looks like an error"
         if is_unended:
-            yield "  no node has left an outcome: the run is not over, or all of it was killed"
+            yield f"  {told.ended if told else run.UNENDED}"
     others = [*found.causes[1:], *(one for one in found.others if rows or one.entry.kind != "echo")]
     if others:
         yield "also seen:"

@@ -66,8 +66,9 @@ class Judgement:
     """Where no cause is known: the earliest error."""
 
 
-def of(scan: Scan, own_error: Entry) -> Judgement:
-    """Of all that was scanned. `own_error`: the entry of an exception that no other one has."""
+def of(scan: Scan, own_error: Entry, begins: Mapping[str, float] | None = None) -> Judgement:
+    """Of all that was scanned. `own_error`: the entry of an exception that no other one has. `begins`: of a
+    file, the line before which all is of a run that is over."""
     return judge(
         scan.found,
         own_error,
@@ -79,6 +80,7 @@ def of(scan: Scan, own_error: Entry) -> Judgement:
         lengths=scan.lengths,
         restarts=scan.restarts,
         ended_well=scan.ended_well,
+        begins=begins,
     )
 
 
@@ -94,13 +96,17 @@ def judge(
     lengths: Mapping[str, int] | None = None,
     restarts: Mapping[str, Sequence[Restart]] | None = None,
     ended_well: Mapping[str, int] | None = None,
+    begins: Mapping[str, float] | None = None,
 ) -> Judgement:
-    """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
-    all_timed = _timed(found)
-    begins = _last_runs(all_timed, ends, restarts or {}, ended_well or {})
-    ends = [end for end in ends if end.number >= begins.get(end.file, 0)]
+    """`counts`: lines of each entry, also of those that were not kept; `begins` as `of` has them, the others
+    as `Scan` does."""
+    known = begins or {}
+    all_timed = [one for one in _timed(found) if one.number >= known.get(one.file, 0)]
+    ends = [end for end in ends if end.number >= known.get(end.file, 0)]
+    last_runs = _last_runs(all_timed, ends, restarts or {}, ended_well or {})
+    ends = [end for end in ends if end.number >= last_runs.get(end.file, 0)]
     who = _Who(ends, set(nodes), places or {})
-    of_last_run = [one for one in all_timed if one.number >= begins.get(one.file, 0)]
+    of_last_run = [one for one in all_timed if one.number >= last_runs.get(one.file, 0)]
     timed = _ending(of_last_run, ends, lengths or {}, ended_well or {})
     if not timed and not ends:
         return Judgement((), _seen_only(all_timed, who, counts), None)

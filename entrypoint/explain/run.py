@@ -5,10 +5,13 @@ pattern.
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED
@@ -17,7 +20,7 @@ from entrypoint.core.plain import counted, plain
 from entrypoint.explain import catalogue, lines, logs, messages
 from entrypoint.explain.catalogue import GENERAL
 from entrypoint.explain.judge import CauseFound, Judgement
-from entrypoint.explain.scan import Evidence, Index, Scan
+from entrypoint.explain.scan import LONGEST, Evidence, Index, Scan
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
@@ -26,11 +29,15 @@ from entrypoint.record import reading
 NODE_LOST, CUT_OFF = "node-lost", "cut-off"
 """Entries of a node of which nothing was heard: it is known that it was gone, or it may have been the other
 side."""
+UNENDED = "no node has left an outcome: the run is not over, or all of it was killed"
+JOB_LOG = "job.log"
+_BEGINS = re.compile(rb"apptrain: (?:job \S+, |restart \d+ .*, as )attempt (\d{1,9})\b")
+"""A line of it with which an attempt begins."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """How the last attempt of a run ended."""
+    """How the last attempt of a run ended, as far as its nodes have left an outcome."""
 
     attempt: int
     failure: Outcome | None
@@ -43,9 +50,17 @@ class Told:
     """Of a failure that is a node's loss, its entry."""
     otherwise: str = "it ended well, or still runs"
     """What became of an attempt without a failure."""
+    before: Told | None = None
+    """How the last one that left an outcome ended, if this one has left none."""
+
+    @property
+    def is_unended(self) -> bool:
+        return self.before is not None
 
     @property
     def ended(self) -> str:
+        if self.is_unended:
+            return f"attempt {self.attempt}: {UNENDED}"
         if self.failure is None:
             return f"attempt {self.attempt} has no failure: {self.otherwise}"
         who = f"rank {self.failure.rank} on " if self.failure.rank is not None else ""
@@ -65,9 +80,21 @@ def read(path: Path) -> Told | None:
         return None
     try:
         attempt, found = outcome.of_newest_attempt(path / "outcome")
+        begun = _newest_begun(path)
     except OSError:
         return None
-    return _told(path, attempt, found, script_is_lost=False) if found else None
+    if not found:
+        return None
+    told = _told(path, attempt, found, script_is_lost=False)
+    return Told(begun, None, "", "", before=told) if begun > attempt else told
+
+
+def _newest_begun(path: Path) -> int:
+    """The newest attempt that nodes have claimed, that has logs, or that the manifest has; -1 for none."""
+    claimed = [one.name for one in (path / "outcome").glob("[0-9]*.nodes") if one.stat().st_size]
+    numbers = [name.partition(".")[0] for name in (*claimed, *(one.name for one in path.glob("logs/[0-9]*")))]
+    begun = [int(number) for number in numbers if number.isdecimal() and len(number) <= 9]
+    return max([*begun, *(one["attempt"] for one in _attempts(path))], default=-1)
 
 
 def of_attempt(path: Path, attempt: int, *, script_is_lost: bool, most: int) -> Told | None:
@@ -136,12 +163,35 @@ def _names(path: Path, attempt: int) -> Mapping[int, str]:
     """The nodes of an attempt by their places, as far as the run directory tells."""
     if crew := RunDirectory(path, attempt).crew_names():
         return crew
+    nodes = next((one.get("nodes", ()) for one in _attempts(path) if one["attempt"] == attempt), ())
+    return dict(enumerate(nodes))
+
+
+def _attempts(path: Path) -> Sequence[Mapping[str, Any]]:
+    """Those of the manifest; none if it cannot be read."""
     try:
         attempts = reading.read(path / reading.NAME)["attempts"]
     except (OSError, ValueError):
+        return []
+    return [one for one in attempts if type(one.get("attempt")) is int]
+
+
+def begins(path: Path, told: Told) -> Mapping[str, float]:
+    """The line of the job's log with which an attempt begins that has left no outcome: what is before it is
+    of those that have. Infinite if there is none yet."""
+    if not told.is_unended:
         return {}
-    nodes = next((one.get("nodes", ()) for one in attempts if one.get("attempt") == attempt), ())
-    return dict(enumerate(nodes))
+    try:
+        with files.open_regular(path / JOB_LOG) as file:
+            number = 1
+            while row := file.readline(LONGEST):
+                found = _BEGINS.match(row) if row.startswith(b"apptrain: ") else None
+                if found and int(found[1]) == told.attempt:
+                    return {JOB_LOG: number}
+                number += row.endswith(b"\n")
+    except (OSError, ValueError):
+        return {}
+    return {JOB_LOG: math.inf}
 
 
 def read_logs(path: Path, told: Told, scan: Scan) -> logs.Read:
@@ -150,13 +200,18 @@ def read_logs(path: Path, told: Told, scan: Scan) -> logs.Read:
     folder = Path("logs", str(told.attempt))
     if files.is_directory(path / folder):
         logs.read_folder(path / folder, f"{folder}/", scan, done)
-    if files.is_regular(path / "job.log"):
-        logs.read_file(path / "job.log", "job.log", scan, done)
+    if files.is_regular(path / JOB_LOG):
+        logs.read_file(path / JOB_LOG, JOB_LOG, scan, done)
     return done
 
 
 def with_told(found: Judgement, told: Told) -> Judgement:
     """The judgement of the logs, corrected by how the run ended."""
+    if told.before is not None:
+        earlier = with_told(Judgement((), (), None), told.before)
+        one = earlier.unknown
+        own = [CauseFound(catalogue.own_error(), one, one.rank, one.node, "", "", 1)] if one else []
+        return replace(found, others=(*found.others, *earlier.causes, *own))
     failure = told.failure
     if failure is None:
         others = tuple(one for one in (*found.causes, *found.others) if one.entry.kind != "echo")

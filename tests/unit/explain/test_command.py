@@ -243,6 +243,58 @@ def test_of_a_run_of_which_nothing_has_ended_that_is_said(tmp_path: Path) -> Non
     ]
 
 
+def killed(folder: Path, status: int, job_log: str) -> Path:
+    """A run directory of which attempt 0 ended with this status, and attempt 1 was killed whole."""
+    for name in ("outcome", "logs/0", "logs/1"):
+        (folder / name).mkdir(parents=True)
+    (folder / "outcome" / "0.1").write_text(
+        f"status={status}\nrank=1\nnode=b\nsignal=0\ntime=1\nerror=KeyError: 'x'\n"
+    )
+    (folder / "job.log").write_text(f"apptrain: job 7, attempt 0: 2 nodes\n{job_log}")
+    return folder
+
+
+OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\nKeyError: 'x'\n"
+AGAIN = "apptrain: restart 1 inside the allocation, as attempt 1\n"
+UNENDED = "attempt 1: no node has left an outcome: the run is not over, or all of it was killed"
+
+
+@pytest.mark.parametrize("job_log", [OWN + AGAIN, OWN + "apptrain: job 8, attempt 1: 2 nodes\n", OWN])
+def test_of_an_attempt_that_left_no_outcome_no_earlier_one_is_told_as_the_cause(
+    job_log: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(str(killed(tmp_path, 1, job_log)), as_json=False) == 1
+    said = "also seen:\n  outcome/0.1:6: a rank failed with an error of its own (rank-failed)"
+    assert capsys.readouterr().out == f"{UNENDED}\n{said}\n"
+
+
+@pytest.mark.parametrize("made", ["logs", "claim", "manifest"])
+def test_a_planned_end_is_not_told_of_a_run_that_goes_on(
+    made: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = killed(tmp_path, 75, AGAIN)
+    if made != "logs":
+        (path / "logs" / "1").rmdir()
+    if made == "claim":
+        (path / "outcome" / "1.nodes").write_text("0 a\n1 b\n")
+    if made == "manifest":
+        attempts = [{"attempt": 1, "nodes": ["a", "b"]}]
+        (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "attempts": attempts}))
+    assert command.main(str(path), as_json=False) == 1
+    assert capsys.readouterr().out == f"{UNENDED}\n"
+
+
+def test_what_the_logs_of_an_attempt_without_an_outcome_tell_is_its_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = killed(tmp_path, 1, OWN + AGAIN)
+    (path / "logs" / "1" / "a.rank0.err").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to\n")
+    assert command.main(str(path), as_json=False) == 0
+    said = capsys.readouterr().out
+    assert "logs/1/a.rank0.err:1: torch.OutOfMemoryError" in said
+    assert f"  note:      {UNENDED}\n" in said
+
+
 def test_a_python_script_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text("print(1)\n")
     done = explain(tmp_path / "my.py")
