@@ -265,15 +265,20 @@ def _went_on(one: Evidence, ends: Sequence[ProcessEnd]) -> bool:
 
 def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:
     """The same: if steps stand just before a later failure of a file, its program went on after what it said
-    before and did not end with."""
+    before and did not end with, and after an exception that it caught if another one ended it."""
     alive: dict[str, tuple[int, int]] = {}
     for one in timed:
         is_failure = one.is_exception if one.entry is None else one.entry.kind == "cause" and one.is_last
         if is_failure and one.steps_before >= STEPS_BEFORE:
             alive[one.file] = max(alive.get(one.file, (0, 0)), one.order)
+    last: dict[str, list[Evidence]] = {}
+    for one in timed:
+        if one.is_last:
+            last.setdefault(one.file, []).append(one)
     return [
         replace(one, may_have_gone_on=True)
-        if not one.is_last and one.order[1] + FAR < alive.get(one.file, (0, 0))[1]
+        if (not one.is_last and one.order[1] + FAR < alive.get(one.file, (0, 0))[1])
+        or _is_replaced(one, last.get(one.file, ()))
         else one
         for one in timed
     ]
@@ -419,7 +424,7 @@ def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     if _RANKING[best.entry.kind] == 0:
         is_consequence = OWN_ERROR in best.entry.follows and _when(unknown) < _when(best.first)
         is_later = _is_behind_an_end(best.first, unknown) or _is_told_later(best.first, unknown)
-        return _is_weak(best.first) or is_consequence or is_later or _is_replaced(best.first, unknown)
+        return _is_weak(best.first) or is_consequence or is_later
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
     if best.first.file == unknown.file:
@@ -442,9 +447,24 @@ def _is_told_later(one: Evidence, other: Evidence) -> bool:
     return one.is_later and not other.is_later and one.file == other.file
 
 
-def _is_replaced(one: Evidence, later: Evidence) -> bool:
-    """Whether an exception was caught, and another one ended its program: not that cleaning up missed what
-    had not been set yet, while the first one was on its way."""
-    is_of_cleaning_up = one.is_chained and later.text.startswith(_OF_CLEANING_UP)
-    is_handled = (one.is_chained or one.is_caught) and not is_of_cleaning_up
-    return is_handled and later.is_last and one.file == later.file and one.order < later.order
+def _is_replaced(one: Evidence, last: Sequence[Evidence]) -> bool:
+    """Whether an exception was caught, and a later one ended its program: not that saving failed too, or that
+    cleaning up missed what had not been set yet, while the first one was on its way. `last`: those of its
+    file that ended a process."""
+    if not (one.is_chained or one.is_caught):
+        return False
+    behind = [later for later in last if later.order > one.order]
+    same = [later for later in behind if one.rank is None or later.rank in (None, one.rank)]
+    if one.is_chained:
+        following = min(same, key=_order, default=one)
+        is_of_cleaning_up = following.is_of_cleaning_up or following.text.startswith(_OF_CLEANING_UP)
+        same = [] if is_of_cleaning_up or following is one else [following]
+    return any(_may_replace(one, later) for later in same)
+
+
+def _may_replace(one: Evidence, later: Evidence) -> bool:
+    """Whether the later one is a cause, and does not follow from the other."""
+    if later.entry is None:
+        return later.is_exception
+    id_ = one.entry.id if one.entry is not None else OWN_ERROR
+    return later.entry.kind == "cause" and id_ not in later.entry.follows

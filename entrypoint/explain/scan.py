@@ -208,6 +208,8 @@ exception which the program caught and shows begins where it was caught."""
 _SHORTENED = re.compile(rb"^Error executing job with overrides|Original Traceback")
 """Hydra, and DataLoader, leave out the first frames."""
 _CHAINED = b"During handling of the above exception, another exception occurred"
+_CLEANS_UP = re.compile(rb", in \w{0,60}(?:save|clean_?up|tear_?down|destroy|finalize|__exit__)", re.I)
+"""A frame of what saves, or cleans up, while an exception is on its way."""
 _OF_CHAIN = b" the above exception", b"The above exception was"
 _ODD_EXCEPTION = re.compile(
     rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{2,80}(?:: .*|\s*)$|(?:[A-Za-z_]\w{0,80}\.){1,8}[a-z]\w{2,80}: .*$"
@@ -294,6 +296,8 @@ class Evidence:
     """It was caught, and no line of a log stands before its traceback."""
     is_chained: bool = False
     """Another exception was raised while it was handled."""
+    is_of_cleaning_up: bool = False
+    """It was raised while another one was handled, by what saves or cleans up."""
     is_last: bool = False
     """It ended a process, or the scheduler did."""
     is_passing: bool = False
@@ -627,6 +631,7 @@ class Scan:
                 is_caught=is_caught,
                 is_printed=is_caught and is_end,
                 is_chained=any(_CHAINED in one for one in behind[:NEAR_CHAIN]),
+                is_of_cleaning_up=is_last and _is_of_cleaning_up(before),
                 is_last=is_last,
                 steps_before=_steps(before),
                 is_later=recorded is not None and not recorded.is_root,
@@ -998,6 +1003,11 @@ def _is_caught(
         return False
     first = next((one for one in before[begin + 1 :] if _FRAME.match(one)), b"")
     return bool(first) and _UNCAUGHT.search(first) is None
+
+
+def _is_of_cleaning_up(before: Sequence[bytes]) -> bool:
+    begin = next((at for at in reversed(range(len(before))) if _CHAINED in before[at]), len(before))
+    return any(_FRAME.match(one) and _CLEANS_UP.search(one) for one in before[begin:])
 
 
 def _last_frame(before: Sequence[bytes]) -> bytes:

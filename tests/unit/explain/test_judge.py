@@ -659,6 +659,43 @@ def test_what_was_caught_while_another_exception_came_gives_way_to_that() -> Non
     assert of(a=CAUGHT + direct + STAGE).causes[0].entry.id == "stale-handle"
 
 
+def raised(text: str, frame: str = "<module>") -> str:
+    return f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n  File "a.py", line 9, in {frame}\n{text}\n'
+
+
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+NO_PACKAGE, NO_MEMORY = "ModuleNotFoundError: No module named 'flash_attn'", "MemoryError: CUDA out of memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (raised(NO_PACKAGE) + DURING + raised(NO_MEMORY), NO_MEMORY),
+        (raised("KeyError: 'x'") + DURING + raised("ValueError: 3 columns"), "ValueError: 3 columns"),
+        (
+            raised("KeyError: 'x'") + DURING + raised("a.B: c") + DURING + raised("IndexError: 4"),
+            "IndexError: 4",
+        ),
+        (CAUGHT + raised(NO_MEMORY), NO_MEMORY),
+        # What saves or cleans up after a failure fails too.
+        (raised(NO_MEMORY) + DURING + raised("OSError: Disk quota exceeded", "save_checkpoint"), NO_MEMORY),
+        (raised("KeyError: 'x'") + DURING + raised("ValueError: y", "__exit__"), "KeyError: 'x'"),
+        (raised(NO_PACKAGE) + DURING + raised("NameError: name 'model' is not defined"), NO_PACKAGE),
+        (
+            raised(NO_MEMORY)
+            + DURING
+            + raised("OSError: x", "save")
+            + raised("OSError: Disk quota exceeded"),
+            NO_MEMORY,
+        ),
+        # Of another rank.
+        (raised(NO_PACKAGE) + DURING + raised(NO_PACKAGE) + f"[rank3]: {NO_MEMORY}\n", NO_PACKAGE),
+    ],
+)
+def test_of_a_chain_of_exceptions_the_one_that_ended_the_program_is_the_cause(text: str, cause: str) -> None:
+    assert of(a=text).causes[0].first.text == cause
+
+
 def test_two_steps_of_later_are_enough_to_go_on() -> None:
     rows = ["2026-05-05 10:00:00 WARNING cache\n", CAUGHT]
     rows += [f"2026-05-05 10:{at}0:10 INFO step {at}\n" for at in (1, 2)]
