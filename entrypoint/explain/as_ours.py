@@ -603,7 +603,7 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
             yield f"line {one.line}: {texts[0]}: do it before you submit, or in the script"
     for one in script.helpers:
         when = "before you submit" if one.line < training.line else "afterwards"
-        program = next((word.text for word in one.words_of_python if word.text != "-m"), "python")
+        program = next((word.text for word in _program(one) if word.text != "-m"), "python")
         yield f"line {one.line}: {program}: it runs on one node alone: do it {when}"
     yield from _left_wrappers(script)
     filled_in = {word.variable for word in (*training.words, *training.agent_options.values())}

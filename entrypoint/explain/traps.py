@@ -59,7 +59,7 @@ class Script:
     @cached_property
     def trainings(self) -> list[Launch]:
         found = [one for one in self.launches if one.trains]
-        started = [one for one in found if one.agent or one.is_in_task]
+        started = [one for one in found if (one.agent or one.is_in_task) and not self._is_beside(one)]
         return started or ([] if self.wrappers else found)
 
     @cached_property
@@ -69,10 +69,22 @@ class Script:
 
     @cached_property
     def helpers(self) -> list[Launch]:
-        """Programs in Python that run where the script runs, beside a training that srun or a launcher of
-        ranks starts: they prepare it, or look at what came of it."""
-        found = [one for one in self.launches if one.trains and not one.agent and not one.is_in_task]
-        return found if any(one.agent or one.is_in_task for one in self.trainings) else []
+        """Programs in Python that run where the script runs, or in one task, beside a training that srun or a
+        launcher of ranks starts: they prepare it, or look at what came of it."""
+        own = [one for one in self.launches if one.trains and not one.agent and not one.is_in_task]
+        has_started = any(one.agent or one.is_in_task for one in self.trainings)
+        alone = [one for one in self.launches if one.trains and self._is_beside(one)]
+        return sorted([*(own if has_started else []), *alone], key=_line_of)
+
+    def _is_beside(self, one: Launch) -> bool:
+        """Whether it runs in one task, and something else in several."""
+        return self._has_several and _has_one_task(self.request, one)
+
+    @cached_property
+    def _has_several(self) -> bool:
+        """Whether anything that may train is started in more than one task, as far as one can tell."""
+        found = [one for one in self.launches if one.trains and (one.agent or one.is_in_task)]
+        return any(not _has_one_task(self.request, one) for one in (*found, *self.wrappers))
 
     @property
     def training(self) -> Launch | None:
@@ -1398,6 +1410,24 @@ def _tasks(script: Script, one: Launch) -> int | None:
     """Tasks of a node of this launch; None where that is not known."""
     is_slurm = script.request.scheduler == "slurm"
     return step(script.request, one.starter_options).tasks_per_node if is_slurm else None
+
+
+def _has_one_task(asked: ScriptRequest, one: Launch) -> bool:
+    """Whether srun starts it in one task, and nothing else would start it on another node. What starts ranks
+    makes several of a task: on one node these may be all."""
+    if one.starter != "srun" or one.in_loop or one.in_background:
+        return False
+    if one.agent and (asked.nodes == 1 or {"nnodes", "num-machines"} & one.agent_options.keys()):
+        return False
+    own = step(asked, one.starter_options)
+    given = ScriptRequest("slurm", one.starter_options, ()).find("ntasks")
+    if given:
+        return own.number("ntasks") == 1
+    return own.nodes == 1 and own.tasks_per_node == 1
+
+
+def _line_of(one: Launch) -> int:
+    return one.line
 
 
 def step(whole: ScriptRequest, started: Sequence[AskedOption]) -> ScriptRequest:

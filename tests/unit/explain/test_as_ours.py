@@ -455,6 +455,53 @@ def test_a_helper_behind_the_training_is_for_afterwards() -> None:
     assert told in converted(f"{ASKED}srun torchrun t.py\npython look.py\n").left
 
 
+SEVERAL = "#SBATCH --nodes=2 --gpus-per-node=4 --ntasks-per-node=4\n"
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        *(
+            "srun -N1 -n1 python get.py",
+            "srun -n 1 python get.py",
+            "srun -N1 --ntasks-per-node=1 python get.py",
+        ),
+        *("srun -N1 -n1 accelerate launch get.py", "srun -n1 torchrun --nproc-per-node 2 get.py"),
+    ],
+)
+@pytest.mark.parametrize("training", ["srun python t.py", "srun -N2 -n2 torchrun --nnodes 2 t.py"])
+def test_a_step_of_one_task_prepares_what_runs_in_several(helper: str, training: str) -> None:
+    made = converted(f"{SEVERAL}{helper}\n{training}\n")
+    assert made.lines[0] == "sbatch --nodes=2 --gpus-per-node=4 slurm/multinode.sbatch -- t.py"
+    assert made.left[0] == "line 2: get.py: it runs on one node alone: do it before you submit"
+    assert "second" not in " ".join(made.left)
+
+
+def test_a_step_of_one_task_is_no_training_beside_a_script_that_srun_starts_on_all() -> None:
+    made = converted(f"{SEVERAL}srun -n1 python get.py\nsrun bash launch.sh\n")
+    assert made.lines == ()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "srun -n1 python t.py",
+        "srun -N1 -n1 torchrun --nnodes 2 t.py &\nsrun -N1 -n1 torchrun --nnodes 2 t.py",
+        "for n in a b; do srun -N1 -n1 -w $n torchrun --nnodes 2 t.py & done; wait\nsrun python look.py",
+    ],
+)
+def test_a_step_of_one_task_may_be_the_training_or_a_node_of_it(body: str) -> None:
+    assert converted(f"{SEVERAL}{body}\n").lines[0].endswith(" -- t.py")
+
+
+def test_on_one_node_what_starts_ranks_in_one_task_is_the_training() -> None:
+    made = converted(
+        "#SBATCH --nodes=1 --gpus-per-node=4 --ntasks-per-node=4\n"
+        "srun -n1 torchrun --nproc-per-node 4 t.py\nsrun python look.py\n"
+    )
+    assert made.lines[0].endswith(" -- t.py")
+
+
 def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     made = converted(f"{ASKED}srun torchrun t.py --lr $LR\n")
     assert made.left == ("line 3: variables in the arguments are filled in where you submit",)
