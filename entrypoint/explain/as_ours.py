@@ -131,6 +131,8 @@ _NO_GPUS = {
     "cuda": "the request names no GPUs: taken for nodes whose GPUs the scheduler does not count",
     "": "the request does not tell whether the nodes have GPUs: add --device cuda, or cpu, in front of --",
 }
+_HETEROGENEOUS = "a heterogeneous job: in ours all nodes are alike: submit the component that trains, alone"
+_SEVERAL = "several programs in one step: our jobs start one on all nodes"
 _GIVE_TO_SBATCH = "give it to sbatch if it is needed"
 _UNKNOWN_GPUS = "the GPUs of a node are not known: give --gpus-per-node"
 _STARTS_IN = "ranks start in the folder from which you submit"
@@ -178,6 +180,10 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         why = "no line was found that starts a training: torchrun, or python with a script"
         told = ["it starts apptrain already"] if is_ours(script) else [*_left_wrappers(script)] or [why]
         return Converted((), (), tuple(told))
+    if script.request.others:
+        return Converted((), (), (_HETEROGENEOUS,))
+    if training.is_one_of_several:
+        return Converted((), (), (f"line {training.line}: {_SEVERAL}",))
     script = replace(script, request=_meant(script, training, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
     why = _refused(training, arguments)

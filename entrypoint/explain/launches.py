@@ -30,6 +30,8 @@ STARTERS = {
     "ibrun",
 }
 """What starts a task on other nodes."""
+_OF_PROGRAMS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prun", "aprun"}
+"""Those that start several programs in one step, with a colon between them."""
 CONTAINERS = {"apptainer", "singularity"}
 SHELLS = {"bash", "sh", "zsh", "dash"}
 _PASSES = {"numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "dlprof", "exec"}
@@ -147,6 +149,8 @@ class Launch:
     in_loop: bool = False
     """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
+    is_one_of_several: bool = False
+    """Whether its step has other programs too."""
     subshells: tuple[int, ...] = ()
     """Brackets around it, from the outermost on."""
     agent: str = ""
@@ -275,7 +279,26 @@ def _setting(variable: Word) -> _Setting:
 
 
 def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -> Iterator[Launch]:
-    words = settings.fill_in(command.words)
+    programs = _programs(settings.fill_in(command.words))
+    launch = replace(launch, is_one_of_several=launch.is_one_of_several or len(programs) > 1)
+    for words in programs:
+        yield from _follow_one(words, command, launch, depth, settings)
+
+
+def _programs(words: tuple[Word, ...]) -> Sequence[tuple[Word, ...]]:
+    """The words of each program of a step, with what starts it; all as they are if it has one."""
+    if not any(word.raw == ":" for word in words):
+        return [words]
+    names = [word.text.rpartition("/")[2] for word in words]
+    begin = next((at for at, name in enumerate(names) if name in _OF_PROGRAMS), len(words))
+    groups = itertools.groupby(words[begin + 1 :], lambda word: word.raw == ":")
+    parts = [tuple(part) for is_colon, part in groups if not is_colon]
+    return [(*words[: begin + 1], *part) for part in parts] if len(parts) > 1 else [words]
+
+
+def _follow_one(
+    words: tuple[Word, ...], command: Command, launch: Launch, depth: int, settings: _Settings
+) -> Iterator[Launch]:
     launch = replace(
         launch,
         line=command.line,

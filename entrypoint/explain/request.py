@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from entrypoint.core.frozen import dataclass
 from entrypoint.schedulers import option_names as names
@@ -22,7 +23,8 @@ _PYXIS_FLAG = re.compile(
     r"no-container-\S+|container-(?:mount-home|remap-root|writable|readonly|entrypoint|entrypoint-log)"
 )
 """Options that pyxis adds to srun and sbatch, and that take no value."""
-
+_NEXT_COMPONENT = ("hetjob", "packjob")
+"""Words of #SBATCH between the components of a heterogeneous job."""
 _PARTS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")
 """Resources of one -l, between commas that are not in quotes."""
 
@@ -42,6 +44,8 @@ class ScriptRequest:
     options: tuple[AskedOption, ...]
     late: tuple[int, ...]
     """Lines that look like a request, and stand behind the first command."""
+    others: tuple[ScriptRequest, ...] = ()
+    """Of a heterogeneous job, what its further components ask."""
 
     def find(self, *names: str) -> AskedOption | None:
         """The last of these: it is the one that counts."""
@@ -132,6 +136,7 @@ class ScriptRequest:
 def read(lines: Sequence[str]) -> ScriptRequest:
     """Of the lines of a script."""
     options: list[AskedOption] = []
+    components = [options]
     late: list[int] = []
     scheduler, over = "", False
     for number, line in enumerate(lines, 1):
@@ -144,10 +149,14 @@ def read(lines: Sequence[str]) -> ScriptRequest:
             scheduler = scheduler or ("slurm" if is_slurm else "pbs")
             if (scheduler == "slurm") == is_slurm:
                 words = _words(line[7 if is_slurm else 4 :])
+                if is_slurm and words and words[0] in _NEXT_COMPONENT:
+                    options = []
+                    components.append(options)
                 options += slurm(words, number) if is_slurm else _pbs(words, number)
         elif text and not text.startswith("#"):
             over = True
-    return ScriptRequest(scheduler, tuple(options), tuple(late))
+    first, *others = [ScriptRequest(scheduler, tuple(one), tuple(late)) for one in components]
+    return replace(first, others=tuple(others))
 
 
 def _words(text: str) -> list[str]:

@@ -154,10 +154,20 @@ def read(text: str) -> Script:
     return Script(text, lines, request.read(lines), commands, tuple(launches.read(commands)))
 
 
+_MOST_COMPONENTS = 16
+"""Of a heterogeneous job, for which traps are looked for."""
+
+
 def find(original: str) -> list[Found]:
-    """All traps of a script, in the order of its lines; each once a line."""
+    """All traps of a script, in the order of its lines; each once a line. Of a heterogeneous job, those that
+    it has whichever component a step runs in."""
     script = read(original)
     found = [one for rule in _RULES for one in rule(script)]
+    for component in script.request.others[:_MOST_COMPONENTS]:
+        of_it = [one for rule in _RULES for one in rule(replace(script, request=component))]
+        found = [
+            one for one in found if (one.trap, one.line) in {(other.trap, other.line) for other in of_it}
+        ]
     if "\r\n" in original:
         found.append(Found(CRLF, 1, "every line ends in a carriage return"))
     unique = {(one.trap.id, one.line): one for one in found}

@@ -455,6 +455,39 @@ def test_a_helper_behind_the_training_is_for_afterwards() -> None:
     assert told in converted(f"{ASKED}srun torchrun t.py\npython look.py\n").left
 
 
+HETEROGENEOUS = (
+    "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=32\n#SBATCH hetjob\n"
+    "#SBATCH --nodes=4 --ntasks-per-node=4 --gpus-per-node=4\n"
+)
+
+
+def test_a_heterogeneous_job_has_no_line() -> None:
+    step = "srun --het-group=0 python prep.py : --het-group=1 python train.py --dist\n"
+    for text in (HETEROGENEOUS + step, HETEROGENEOUS + "srun --het-group=1 python train.py\n"):
+        made = converted(text)
+        told = "a heterogeneous job: in ours all nodes are alike: submit the component that trains, alone"
+        assert (made.lines, made.left) == ((), (told,))
+        assert [one.trap.id for one in traps.find(text) if not one.trap.is_remark] == []
+
+
+def test_a_trap_that_each_component_of_a_heterogeneous_job_makes_is_told() -> None:
+    text = HETEROGENEOUS.partition("\n")[2] + "srun --het-group=1 python train.py\n"
+    assert [one.trap.id for one in traps.find(text) if not one.trap.is_remark] == ["no-shebang"]
+
+
+@pytest.mark.parametrize(
+    "step", ["srun -n1 python a.py : -n12 python t.py", "mpirun -n 1 a : -n 12 python t.py"]
+)
+def test_a_step_of_several_programs_has_no_line(step: str) -> None:
+    made = converted(f"{ASKED}{step}\n")
+    told = "line 3: several programs in one step: our jobs start one on all nodes"
+    assert (made.lines, made.left) == ((), (told,))
+
+
+def test_a_colon_at_the_end_is_an_argument() -> None:
+    assert converted(f"{ASKED}srun python t.py --between :\n").lines[0].endswith("-- t.py --between :")
+
+
 SEVERAL = "#SBATCH --nodes=2 --gpus-per-node=4 --ntasks-per-node=4\n"
 
 

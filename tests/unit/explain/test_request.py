@@ -70,6 +70,15 @@ def test_a_directive_counts_up_to_the_first_command() -> None:
     assert request.read(["true"]) == request.ScriptRequest("", (), ())
 
 
+@pytest.mark.parametrize("word", ["hetjob", "packjob"])
+def test_each_component_of_a_heterogeneous_job_asks_for_itself(word: str) -> None:
+    asked = request.read(["#SBATCH -N 1 -n 1", f"#SBATCH {word}", "#SBATCH -N 4", "true", "#SBATCH -N 9"])
+    assert [(one.nodes, len(one.options), one.late) for one in (asked, *asked.others)] == [
+        (1, 2, (5,)),
+        (4, 1, (5,)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "nodes", "tasks", "gpus"),
     [
