@@ -134,6 +134,11 @@ _NO_GPUS = {
 _HETEROGENEOUS = "a heterogeneous job: in ours all nodes are alike: submit the component that trains, alone"
 _SEVERAL = "several programs in one step: our jobs start one on all nodes"
 _GIVE_TO_SBATCH = "give it to sbatch if it is needed"
+_NODES = ("nnodes", "num-machines", "num-nodes")
+"""Options of what starts the ranks for the number of nodes."""
+_UNTOLD_DEVICE = (
+    "the script does not tell whether it trains on GPUs: if so, --gpus-per-node for --nproc-per-node"
+)
 _UNKNOWN_GPUS = "the GPUs of a node are not known: give --gpus-per-node"
 _STARTS_IN = "ranks start in the folder from which you submit"
 _WITHOUT = "our jobs start the image without it"
@@ -223,7 +228,7 @@ def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterat
     images = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
     binds = _binds(training)
     before = [*images, *(["APPTRAIN_BIND=" + _word("\n".join(binds))] if binds else [])]
-    of_job = _options_of_job(script, training)
+    of_job = _options_of_job(script, training) if script.request.scheduler else _by_hand(script, training)
     own = [*of_job, "--", *map(_in_one_line, arguments)]
     if script.request.scheduler == "slurm":
         yield [*before, "sbatch", *_sbatch(script), OURS, *own]
@@ -243,6 +248,26 @@ def _options_of_job(script: Script, training: Launch) -> Sequence[str]:
         return []
     device, ranks = _device(script), _ranks(script, training)
     return [*(["--device", device] if device else []), *(["--nproc-per-node", str(ranks)] if ranks else [])]
+
+
+def _by_hand(script: Script, training: Launch) -> Sequence[str]:
+    """What `apptrain run` is told of a job that no scheduler starts: by itself it has two nodes, no GPU."""
+    nodes, ranks, device = _nodes_by_hand(script, training), _ranks(script, training), _device(script)
+    of_ranks = ["--nproc-per-node", str(ranks)] if ranks and ranks > 1 else []
+    if device == "cuda":
+        of_ranks = ["--gpus-per-node", str(ranks)] if ranks else []
+    of_nodes = ["--nodes", str(nodes)] if nodes else []
+    return [*of_nodes, *(["--device", device] if device == "cpu" else []), *of_ranks]
+
+
+def _nodes_by_hand(script: Script, training: Launch) -> int | None:
+    """None where they are not known."""
+    options = training.agent_options
+    given = next((options[name] for name in _NODES if name in options), None)
+    if given and "standalone" not in options:
+        return traps.number(given)
+    is_told_elsewhere = training.is_in_task or training.in_loop or "nnodes" in script.torchruns_options
+    return None if is_told_elsewhere or "hostfile" in options else 1
 
 
 def _device(script: Script) -> str:
@@ -265,7 +290,8 @@ def _ranks(script: Script, training: Launch) -> int | None:
     options = training.agent_options
     if training.agent == "accelerate" and "num-processes" in options:
         total = traps.number(options["num-processes"]) or 0
-        return total // script.nodes if script.nodes and total % script.nodes == 0 else None
+        nodes = script.nodes if script.request.scheduler else _nodes_by_hand(script, training)
+        return total // nodes if nodes and total % nodes == 0 else None
     given = options.get("nproc-per-node") or options.get("num-gpus")
     return traps.number(given) if given else traps.ranks_of_node(script, training)
 
@@ -647,11 +673,24 @@ def _left_wrappers(script: Script) -> Iterator[str]:
 
 
 def _left_of_no_gpus(script: Script, training: Launch) -> Iterator[str]:
+    if not script.request.scheduler:
+        yield from _left_by_hand(script, training)
     if script.request.gpus_per_node != 0:
         return
     yield _NO_GPUS[_device(script)]
     if _ranks(script, training) is None:
         yield f"line {training.line}: the number of ranks on a node: give --nproc-per-node"
+
+
+def _left_by_hand(script: Script, training: Launch) -> Iterator[str]:
+    device = _device(script)
+    if not device:
+        yield _UNTOLD_DEVICE
+    if _nodes_by_hand(script, training) is None:
+        yield f"line {training.line}: the number of nodes: give --nodes"
+    if _ranks(script, training) is None:
+        option = "--gpus-per-node" if device == "cuda" else "--nproc-per-node"
+        yield f"line {training.line}: the number of ranks on a node: give {option}"
 
 
 def _exported(name: str) -> str:

@@ -23,14 +23,14 @@ def converted(text: str) -> Converted:
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("torchrun --nnodes=1 t.py a\n", ["apptrain run -- t.py a"]),
-        ("apptainer exec x.sif torchrun t.py\n", ["APPTRAIN_IMAGE=x.sif apptrain run --image -- t.py"]),
+        ("torchrun --nnodes=1 t.py a\n", ["apptrain run --nodes 1 -- t.py a"]),
+        ("apptainer exec x.sif torchrun t.py\n", ["APPTRAIN_IMAGE=x.sif apptrain run --image --nodes 1 -- t.py"]),
         (
             "apptainer exec -B ~/a:/a ~/x.sif torchrun t.py\n",
-            ['APPTRAIN_IMAGE="$HOME/x.sif" APPTRAIN_BIND="$HOME/a:/a" apptrain run --image -- t.py'],
+            ['APPTRAIN_IMAGE="$HOME/x.sif" APPTRAIN_BIND="$HOME/a:/a" apptrain run --image --nodes 1 -- t.py'],
         ),
-        ("apptainer exec docker://x torchrun t.py\n", ["apptrain run --image -- t.py"]),
-        ("apptainer exec '/my images/x' torchrun t.py\n", ["APPTRAIN_IMAGE='/my images/x' apptrain run --image -- t.py"]),
+        ("apptainer exec docker://x torchrun t.py\n", ["apptrain run --image --nodes 1 -- t.py"]),
+        ("apptainer exec '/my images/x' torchrun t.py\n", ["APPTRAIN_IMAGE='/my images/x' apptrain run --image --nodes 1 -- t.py"]),
         (
             f"{NODES}#SBATCH --gres=gpu:a100:4 -A lab -q high -p gpu -t 5 -J 'a b'\nsrun torchrun t.py\n",
             [
@@ -161,7 +161,7 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
     ],
 )
 def test_the_program_keeps_its_arguments_and_loses_its_redirections(command: str, program: str) -> None:
-    assert converted(f"{command}\n").lines == (f"apptrain run -- {program}",)
+    assert converted(f"{command}\n").lines == (f"apptrain run --nodes 1 -- {program}",)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,8 @@ def test_the_program_keeps_its_arguments_and_loses_its_redirections(command: str
 )
 def test_binds_of_the_container_are_those_of_the_job(options: str, binds: str) -> None:
     (line,) = converted(f"apptainer exec {options} x.sif torchrun t.py\n").lines
-    assert line == f"APPTRAIN_IMAGE=x.sif APPTRAIN_BIND={binds} apptrain run --image -- t.py"
+    gpus = " --gpus-per-node 1" if "--nv" in options else ""
+    assert line == f"APPTRAIN_IMAGE=x.sif APPTRAIN_BIND={binds} apptrain run --image --nodes 1{gpus} -- t.py"
 
 
 def test_each_bind_has_a_line_of_its_own_an_option_or_a_variable_that_qsub_carries() -> None:
@@ -395,7 +396,7 @@ def test_a_folder_in_which_the_training_starts_is_told(body: str, left: list[str
 def test_a_folder_of_the_job_is_for_the_script_and_one_by_hand_for_who_starts_it() -> None:
     made = converted(f"{ASKED}d=/tmp/$SLURM_JOB_ID\ncd $d/src\nsrun torchrun t.py\n")
     assert made.left == ("line 4: cd $d/src: made inside the job: change to it in your script",)
-    made = converted("cd src\ntorchrun t.py\n")
+    made = converted("cd src\ntorchrun t.py --device cpu\n")
     assert made.left == ("line 1: cd src: start it from there, or give the script by its whole path",)
 
 
@@ -453,6 +454,59 @@ def test_what_is_not_carried_over_of_a_line_is_told_once() -> None:
 def test_a_helper_behind_the_training_is_for_afterwards() -> None:
     told = "line 4: look.py: it runs on one node alone: do it afterwards"
     assert told in converted(f"{ASKED}srun torchrun t.py\npython look.py\n").left
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "left"),
+    [
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --standalone --nproc_per_node 2 t.py",
+            "--nodes 1 --gpus-per-node 2",
+            [],
+        ),
+        (
+            "torchrun --standalone --nproc_per_node=4 t.py --cpu",
+            "--nodes 1 --device cpu --nproc-per-node 4",
+            [],
+        ),
+        ("torchrun --nproc_per_node=4 t.py --cpu", "--nodes 1 --device cpu --nproc-per-node 4", []),
+        (
+            "torchrun --nnodes 2 --nproc_per_node=4 t.py --cpu",
+            "--nodes 2 --device cpu --nproc-per-node 4",
+            [],
+        ),
+        ("accelerate launch --num_processes 4 t.py --amp", "--nodes 1 --gpus-per-node 4", []),
+        (
+            "accelerate launch --num_machines 2 --num_processes 8 t.py --amp",
+            "--nodes 2 --gpus-per-node 4",
+            [],
+        ),
+        ("deepspeed --num_gpus 4 t.py", "--nodes 1 --gpus-per-node 4", []),
+        ("python t.py --device cuda", "--nodes 1 --gpus-per-node 1", []),
+        (
+            "torchrun --nproc_per_node 4 t.py",
+            "--nodes 1 --nproc-per-node 4",
+            [
+                "the script does not tell whether it trains on GPUs: if so, --gpus-per-node for --nproc-per-node"
+            ],
+        ),
+        (
+            "torchrun --nnodes $N --nproc_per_node gpu t.py",
+            "",
+            [
+                "line 1: the number of nodes: give --nodes",
+                "line 1: the number of ranks on a node: give --gpus-per-node",
+            ],
+        ),
+    ],
+)
+def test_a_job_that_starts_by_hand_has_its_nodes_ranks_and_gpus(
+    body: str, options: str, left: list[str]
+) -> None:
+    made = converted(f"{body}\n")
+    program = body[body.index("t.py") :]
+    assert made.lines == (f"apptrain run {options} -- {program}".replace("  ", " "),)
+    assert list(made.left) == left
 
 
 HETEROGENEOUS = (
