@@ -60,6 +60,8 @@ class AttemptFacts:
     """As the manifest has it; empty if its ranks never started."""
     tasks: list[tuple[str, Outcome]] = field(default_factory=list)
     """Each task's node and outcome."""
+    has_logs: bool = False
+    """Whether a rank of it has a log."""
     last_sign: float | None = None
     """When its files were last written, in Unix seconds; of the last attempt if no end of it is known. None
     of a copy."""
@@ -68,6 +70,11 @@ class AttemptFacts:
     def outcome(self) -> Outcome | None:
         """The job's, by the tasks whose outcome is there."""
         return outcome.of_job(self.tasks) if self.tasks else None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether its ranks did, also if the manifest is lost."""
+        return bool(self.known) or self.has_logs or any(one.rank is not None for _, one in self.tasks)
 
     @property
     def status(self) -> int | None:
@@ -253,12 +260,16 @@ class _Reader:
 
     def read(self, seconds: float) -> RunFacts:
         found = self._found
-        self._read_manifest()
+        has_manifest = self._read_manifest()
         found.plan = self._json("plan.0.json", "plan.0.0.json")
         config = self._json("config.json", optional=True)
         found.config = _mapping(config.get("config")) or _mapping(found.manifest["config"])
         found.result = self._json("result.json", optional=True) or _mapping(found.manifest["results"])
         self._read_outcomes()
+        if not has_manifest:
+            has_started = any(one.has_started for one in found.attempts)
+            why = "" if has_started else ": no attempt has started its ranks"
+            found.missing.insert(0, f"{reading.NAME}: not there{why}")
         found.result = reading.of_last_attempt(found.manifest, found.result)
         if found.is_reference and found.attempts and found.attempts[-1].status == 0 and not found.result:
             found.missing.append("result.json: not there, though the run is done")
@@ -296,19 +307,20 @@ class _Reader:
             self._found.missing.append(f"{names[0]}: not there")
         return {}
 
-    def _read_manifest(self) -> None:
+    def _read_manifest(self) -> bool:
+        """Whether it is there."""
         try:
             path = within(self._path, reading.NAME)
             hidden = tokens.hide_values(files.read_json(path, reading.MOST), self._env)
             manifest = reading.in_todays_shape(hidden)
         except FileNotFoundError:
-            self._found.missing.append(f"{reading.NAME}: not there: no attempt has started its ranks")
-            return
+            return False
         except (OSError, ValueError) as error:
             self._miss(reading.NAME, error)
-            return
+            return True
         manifest["command"] = tokens.hide_words(manifest["command"], self._env)
         self._found.manifest = manifest
+        return True
 
     def _read_outcomes(self) -> None:
         found: dict[int, AttemptFacts] = {}
@@ -329,6 +341,8 @@ class _Reader:
         if damaged:
             self._found.missing.append(f"outcome: {damaged} of {len(places)} files cannot be read")
         self._found.attempts = [found[at] for at in sorted(found)]
+        for facts in self._found.attempts:
+            facts.has_logs = any(".rank" in name for name in listed(self._path / f"logs/{facts.number}"))
 
     def _outcome(self, name: str) -> Outcome | None:
         with contextlib.suppress(Unfit):

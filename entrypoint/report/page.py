@@ -172,7 +172,7 @@ def result(found: RunFacts) -> tuple[str, str]:
     why = f": {_who(last)}" if ended else ""
     if status == UNAVAILABLE and ended and ended.rank is None:
         return "bad", f"The nodes did not come together, status {status}{why}"
-    if not last.known:
+    if not last.has_started:
         return "bad", f"It failed before its ranks started, status {status}{why}"
     return "bad", f"It failed, status {status}{why}"
 

@@ -682,6 +682,21 @@ def outcome(status: int, **more: object) -> str:
                 ({}, " before its ranks started", "node 1"),
             )
         ),
+        (  # the manifest is lost
+            {"outcome/0.1": outcome(1, rank=1, error="no")},
+            "bad",
+            "It failed, status 1: rank 1 on b: no",
+        ),
+        (
+            {"outcome/0.1": outcome(1, error="no"), "logs/0/b.rank1.err": "KeyError\n"},
+            "bad",
+            "It failed, status 1: b: no",
+        ),
+        (
+            {"outcome/0.1": outcome(1, error="no"), "logs/0/b.agent.err": "no\n"},
+            "bad",
+            "It failed before its ranks started, status 1: b: no",
+        ),
         (  # the manifest was not written to its end
             {"manifest.json": manifest(attempt(0, None)), "outcome/0.1": outcome(1, rank=1, error="no")},
             "bad",
@@ -1314,6 +1329,9 @@ def test_an_attempt_ends_by_its_manifest_or_with_its_last_task(
         (GOOD | {"config.json": "{"}, ["config.json: it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"]),
         ({name: one for name, one in GOOD.items() if name != "plan.0.json"}, ["plan.0.json: not there"]),
         (GOOD | {"outcome/0.2": "x", "outcome/x": "x"}, ["outcome: 1 of 3 files cannot be read"]),
+        ({"outcome/0.1": ended(1), "plan.0.json": {}}, ["manifest.json: not there"]),
+        ({"logs/0/a.rank0.out": "", "outcome/0.0": ended(1).replace("rank=1", "rank="), "plan.0.json": {}}, ["manifest.json: not there"]),
+        ({"plan.0.json": {}}, ["manifest.json: not there: no attempt has started its ranks"]),
     ],
 )  # fmt: skip
 def test_what_a_run_should_have_left_is_missed(
