@@ -334,6 +334,9 @@ def _follow_one(
             if name == "ssh" and len(words) == 1 and depth < DEEPEST:
                 yield from _follow_shell(words[0], replace(launch, words=words), depth, settings)
                 return
+            if name == "ssh" and not words and command.here and depth < DEEPEST:
+                yield from _follow_shell(command.here, launch, depth, settings)
+                return
         elif name in CONTAINERS and texts[:1] and _verb(texts) >= 0:
             at = _verb(texts) + 1
             begin = at
@@ -350,6 +353,9 @@ def _follow_one(
             words = rest[at + 1 :]
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
             yield from _follow_shell(rest[at], replace(launch, words=words), depth, settings)
+            return
+        elif name in SHELLS and command.here and _reads_input(texts) and depth < DEEPEST:
+            yield from _follow_shell(command.here, replace(launch, words=words), depth, settings)
             return
         elif name in _PASSES:
             words = rest
@@ -430,6 +436,12 @@ def _shell_text(texts: Sequence[str]) -> int:
         if not text.startswith("-"):
             return -1
     return -1
+
+
+def _reads_input(texts: Sequence[str]) -> bool:
+    """Whether a shell with these words reads its commands from its input: it has no file of them."""
+    first = next((text for text in texts if not text.startswith("-")), "")
+    return "-s" in texts or not first or _REDIRECTION.match(first) is not None
 
 
 def _is_no_value(word: Word) -> bool:

@@ -20,6 +20,7 @@ MOST_COMMANDS = 20_000
 _DEEPEST = 8
 """Brackets around a command that are told apart."""
 _HERE = re.compile(r"<<(-?)\s*(?:'([^'\n]{1,80})'|\"([^\"\n]{1,80})\"|\\?([A-Za-z_][\w.-]{0,80}))")
+_DOUBLE_QUOTE = re.compile(r'(\\?)"')
 _KEYWORDS = {
     *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
     *("exec", "nohup", "command", "builtin", "case", "esac"),
@@ -83,6 +84,19 @@ class Word:
         return "".join(found)
 
 
+@dataclass
+class _HereDocument:
+    """One that was named, and begins behind the line."""
+
+    end: str
+    is_stripped: bool
+    """Of tabs."""
+    is_kept: bool
+    """Whether the shell leaves all in it as it is."""
+    command: int | None = None
+    """The number of the command that reads it, known at its end; -1 for none."""
+
+
 @dataclass(frozen=True)
 class Command:
     words: tuple[Word, ...]
@@ -93,6 +107,8 @@ class Command:
     in_background: bool = False
     subshells: tuple[int, ...] = ()
     """Around it, each by where it begins: a folder that is changed to in one stays there."""
+    here: Word | None = None
+    """What it reads from a here-document, in quotes as its shell fills it in."""
 
     @property
     def line(self) -> int:
@@ -113,8 +129,8 @@ def commands(text: str, first: int = 1) -> list[Command]:
     """Loops around this place; commands before its pipeline."""
     groups: list[tuple[str, int, int]] = []
     """Brackets around it, with the commands before each, and its place."""
-    waiting: list[tuple[str, bool]] = []
-    """Ends of here-documents that begin behind this line."""
+    waiting: list[_HereDocument] = []
+    """Here-documents that begin behind this line."""
     text = text[:MOST]
 
     def end_word() -> None:
@@ -131,6 +147,7 @@ def commands(text: str, first: int = 1) -> list[Command]:
     def end_command(mark: str = "") -> None:
         nonlocal depth, pipeline
         end_word()
+        count = len(found)
         first_word = words[0].raw if words else ""
         depth = max(0, depth + (first_word == "do") - (first_word == "done"))
         groups.extend(("{", len(found), at) for one in words if one.raw == "{")
@@ -139,6 +156,9 @@ def commands(text: str, first: int = 1) -> list[Command]:
         if words and len(found) < MOST_COMMANDS:
             inside = tuple(begin for bracket, _, begin in groups[:_DEEPEST] if bracket == "(")
             found.extend(replace(one, in_loop=depth > 0, subshells=inside) for one in _command(words))
+        for one in waiting:
+            if one.command is None:
+                one.command = len(found) - 1 if len(found) > count else -1
         words.clear()
         if mark == "&":
             found[pipeline:] = [replace(one, in_background=True) for one in found[pipeline:]]
@@ -151,8 +171,13 @@ def commands(text: str, first: int = 1) -> list[Command]:
             end_command()
             line += 1
             at += 1
-            for mark, stripped in waiting:
-                at, line = _behind_here(text, at, line, mark, stripped)
+            for document in waiting:
+                rows, end = _here(text, at, document)
+                if document.command is not None and document.command >= 0:
+                    read = Word(_in_quotes(rows, document), line)
+                    found[document.command] = replace(found[document.command], here=read)
+                line += text.count("\n", at, end) + (not text.endswith("\n", at, end))
+                at = end
             waiting.clear()
             continue
         if letter == "\\" and text[at + 1 : at + 2] == "\n":
@@ -176,7 +201,8 @@ def commands(text: str, first: int = 1) -> list[Command]:
         here = _HERE.match(text, at) if letter == "<" and text[at : at + 3] != "<<<" else None
         if here:
             end_word()
-            waiting.append((here[2] or here[3] or here[4], bool(here[1])))
+            is_kept = here[4] is None or "\\" in here[0]
+            waiting.append(_HereDocument(here[2] or here[3] or here[4], bool(here[1]), is_kept))
             at = here.end()
             continue
         if letter in "()" and (not word or (letter == ")" and groups and groups[-1][0] == "(")):
@@ -202,15 +228,25 @@ def _or_end(at: int, text: str) -> int:
     return at if at >= 0 else len(text)
 
 
-def _behind_here(text: str, at: int, line: int, end: str, stripped: bool) -> tuple[int, int]:
-    """Behind a here-document that begins at `at`."""
+def _here(text: str, at: int, document: _HereDocument) -> tuple[list[str], int]:
+    """The lines of a here-document that begins at `at`, and where it ends."""
+    rows = []
     while at < len(text):
         stop = _or_end(text.find("\n", at), text)
         row = text[at:stop].rstrip("\r")
-        at, line = min(stop + 1, len(text)), line + 1
-        if (row.lstrip("\t") if stripped else row) == end:
+        at = min(stop + 1, len(text))
+        row = row.lstrip("\t") if document.is_stripped else row
+        if row == document.end:
             break
-    return at, line
+        rows.append(row)
+    return rows, at
+
+
+def _in_quotes(rows: Sequence[str], document: _HereDocument) -> str:
+    text = "\n".join(rows)
+    if document.is_kept:
+        return "'" + text.replace("'", "'\\''") + "'"
+    return '"' + _DOUBLE_QUOTE.sub(r"\1\1\"", text) + '"'
 
 
 def _piece(text: str, at: int) -> int:

@@ -509,6 +509,31 @@ def test_a_job_that_starts_by_hand_has_its_nodes_ranks_and_gpus(
     assert list(made.left) == left
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "srun bash <<'X'\ntorchrun t.py --lr 1\nX\npython plot.py",
+        "srun -N1 -n1 python prep.py\nsrun bash -l <<X\ntorchrun t.py --lr 1\nX",
+        "srun apptainer exec x.sif bash -s <<'X'\ncd /x\ntorchrun t.py --lr 1\nX",
+        "for n in a b; do ssh $n <<X &\ntorchrun t.py --lr 1\nX\ndone\nwait",
+    ],
+)
+def test_a_training_that_a_shell_reads_from_a_here_document_is_found(body: str) -> None:
+    assert converted(f"{ASKED}{body}\n").lines[0].endswith("slurm/multinode.sbatch -- t.py --lr 1")
+    assert "first-node-only" not in [one.trap.id for one in traps.find(f"{ASKED}{body}\n")]
+
+
+def test_a_here_document_that_no_shell_reads_is_none_of_its_commands() -> None:
+    made = converted(f"{ASKED}cat >t.sh <<X\ntorchrun no.py\nX\nsrun bash x.sh <<X\ntorchrun no.py\nX\n")
+    assert made.left == ("line 6: what x.sh starts is not looked into: give explain that file too",)
+
+
+def test_in_a_here_document_the_job_script_fills_in_variables_if_its_end_is_not_quoted() -> None:
+    filled, kept = (f"{ASKED}srun bash <<{end}\npython t.py --rank $RANK '$X'\nX\n" for end in ("X", "'X'"))
+    assert converted(filled).lines[0].endswith('-- t.py --rank $RANK "$X"')
+    assert converted(kept).lines[0].endswith("-- t.py --rank $RANK '$X'")
+
+
 HETEROGENEOUS = (
     "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=32\n#SBATCH hetjob\n"
     "#SBATCH --nodes=4 --ntasks-per-node=4 --gpus-per-node=4\n"

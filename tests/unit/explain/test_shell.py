@@ -193,3 +193,21 @@ def test_a_command_knows_the_subshells_around_it_up_to_a_depth() -> None:
     assert (b.subshells, c.subshells[:1]) == (d.subshells, d.subshells)
     (deep,) = shell.commands("(" * 50 + "a" + ")" * 50)
     assert len(deep.subshells) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "reader", "here", "line", "is_filled"),
+    [
+        ('bash <<E\necho $X it\'s "a" \\"b\nE\nc', "bash", 'echo $X it\'s "a" \\"b', 2, True),
+        ("bash <<'E' | tee log\necho $X it's \"a\"\nE\nc", "bash", 'echo $X it\'s "a"', 2, False),
+        ("bash <<-\\E\n\t\ta\n\tb\n\tE\nc", "bash", "a\nb", 2, False),
+        ("a <<A; bash <<B\na\nA\nb\nc\nB", "bash", "b\nc", 4, True),
+        ("X=1 <<A; a\nb\nA\n", "a", None, 0, False),
+    ],
+)
+def test_what_a_command_reads_from_a_here_document_is_kept_with_it(
+    text: str, reader: str, here: str | None, line: int, is_filled: bool
+) -> None:
+    found = next(one.here for one in shell.commands(text) if one.texts[:1] == [reader])
+    assert (found and found.text, found.line if found else 0) == (here, line)
+    assert found is None or (not found.single_quoted) == is_filled
