@@ -20,6 +20,8 @@ MOST_COMMANDS = 20_000
 _DEEPEST = 8
 """Brackets around a command that are told apart."""
 _HERE = re.compile(r"<<(-?)\s*(?:'([^'\n]{1,80})'|\"([^\"\n]{1,80})\"|\\?([A-Za-z_][\w.-]{0,80}))")
+_COMMENT = re.compile(r"`\s*#[^`\n]*`")
+"""A note in a command that goes on over several lines: the shell makes nothing of it."""
 _DOUBLE_QUOTE = re.compile(r'(\\?)"')
 _KEYWORDS = {
     *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
@@ -134,9 +136,10 @@ def commands(text: str, first: int = 1) -> list[Command]:
     text = text[:MOST]
 
     def end_word() -> None:
-        if word:
-            words.append(Word("".join(word), begun))
-            word.clear()
+        raw = "".join(word)
+        if word and not _COMMENT.fullmatch(raw):
+            words.append(Word(raw, begun))
+        word.clear()
 
     def end_group(bracket: str) -> None:
         """What follows is of all that stands in the brackets."""

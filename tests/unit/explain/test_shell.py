@@ -211,3 +211,8 @@ def test_what_a_command_reads_from_a_here_document_is_kept_with_it(
     found = next(one.here for one in shell.commands(text) if one.texts[:1] == [reader])
     assert (found and found.text, found.line if found else 0) == (here, line)
     assert found is None or (not found.single_quoted) == is_filled
+
+
+def test_a_note_in_backticks_is_no_word() -> None:
+    found = shell.commands("a --b=2 `# two nodes` \\\n  `#` c `date # x`\n")
+    assert [one.texts for one in found] == [["a", "--b=2", "c", "`date # x`"]]
