@@ -687,6 +687,7 @@ _DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b|\brand(?:om|int)\b|\.bind\(")
 _SAME_DRAW = re.compile(r"--random-source|\bRANDOM=|\bseed\(")
 """What makes a draw the same everywhere."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_FILLED_IN = re.compile(r"\$\{?[\w@*#]")
 _DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
 _SMALL_NUMBER = re.compile(r"[0-9]{1,8}")
 _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
@@ -1557,7 +1558,7 @@ def _of_request(script: Script) -> Iterator[Found]:
             yield Found(BLANK_IN_DIRECTIVE, line, text.strip())
     if asked.scheduler == "slurm":
         for option in asked.options:
-            if _VARIABLE.search(option.value):
+            if _FILLED_IN.search(option.value):
                 yield Found(VARIABLE_IN_DIRECTIVE, option.line, f"--{option.name}={option.value}")
         for names in (
             ("mem", "mem-per-cpu", "mem-per-gpu"),
