@@ -24,6 +24,8 @@ _OF_GOOD_RUNS = ("warning", "hint")
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
+YEAR = 366 * 86400.0
+"""Seconds of that one which all times are of."""
 MESSAGE = 6
 """Lines behind the name of an exception that may be of its message."""
 
@@ -306,8 +308,14 @@ def _seen_only(timed: Sequence[Evidence], who: _Who, counts: Mapping[str, int]) 
 
 def _timed(found: Sequence[Evidence]) -> list[Evidence]:
     """The earliest first. A line without a time has that of the line before it in its file, else of the one
-    behind; if a file has none, its lines come last."""
+    behind; if a file has none, its lines come last. They have no year: of two that are more than half of one
+    apart, the one of January comes after that of December."""
     rows = sorted(found, key=_order)
+    newest = max((one.time for one in rows if one.time is not None), default=0.0)
+    rows = [
+        replace(one, time=one.time + YEAR) if one.time is not None and one.time < newest - YEAR / 2 else one
+        for one in rows
+    ]
     for way in (rows, rows[::-1]):
         known: dict[str, float] = {}
         for at, one in enumerate(way):

@@ -64,6 +64,14 @@ def test_of_two_causes_the_earlier_one_counts_also_across_files() -> None:
     assert of(a=early, b=late).causes[0].entry.id == "module-not-found"
 
 
+def test_the_first_of_january_comes_after_the_last_of_december() -> None:
+    old, new = "2025-12-31 23:59:50", "2026-01-01 00:00:05"
+    found = of(
+        a=f"{old} ERROR OSError: Disk quota exceeded\n{new} ERROR torch.OutOfMemoryError: CUDA out of memory\n"
+    )
+    assert [one.entry.id for one in found.causes] == ["quota", "cuda-out-of-memory"]
+
+
 def test_the_time_limit_of_a_hang_follows_from_it() -> None:
     limit = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO TIME LIMIT ***\n"
     assert of(a=limit).causes[0].entry.id == "slurm-time-limit"
