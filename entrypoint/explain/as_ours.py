@@ -675,6 +675,9 @@ def _left_wrappers(script: Script) -> Iterator[str]:
 def _left_of_no_gpus(script: Script, training: Launch) -> Iterator[str]:
     if not script.request.scheduler:
         yield from _left_by_hand(script, training)
+    select = script.request.find("select")
+    if script.request.scheduler == "pbs" and script.request.gpus_per_node is None and select:
+        yield f"line {select.line}: -l select: {_UNKNOWN_GPUS}"
     if script.request.gpus_per_node != 0:
         return
     yield _NO_GPUS[_device(script)]

@@ -25,6 +25,7 @@ _PYXIS_FLAG = re.compile(
 """Options that pyxis adds to srun and sbatch, and that take no value."""
 _NEXT_COMPONENT = ("hetjob", "packjob")
 """Words of #SBATCH between the components of a heterogeneous job."""
+_GPUS_OF_CHUNK = re.compile(r"\b(?:ngpus|gpus|naccelerators)=(\d{1,4})\b")
 _PARTS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")
 """Resources of one -l, between commas that are not in quotes."""
 
@@ -98,10 +99,12 @@ class ScriptRequest:
         """None where it is not known, 0 where none is asked for."""
         if self.scheduler == "pbs":
             select = self.find("select")
-            found = re.search(r"\b(?:ngpus|gpus|naccelerators)=(\d{1,4})\b", select.value) if select else None
+            counts = set(_GPUS_OF_CHUNK.findall(select.value)) if select else set()
             other = self.number("ngpus")
-            if found or not other:
-                return int(found[1]) if found else 0
+            if len(counts) > 1:
+                return None
+            if counts or not other:
+                return int(counts.pop()) if counts else 0
             return None if self.has_totals else other
         for name in OF_GPUS:
             option = self.find(name)
@@ -216,6 +219,9 @@ def _pbs(words: Sequence[str], line: int) -> list[AskedOption]:
         for part in _PARTS.findall(value):
             name, _, text = part.partition("=")
             if name == "nodes":
+                gpus = set(_GPUS_OF_CHUNK.findall(text))
+                if len(gpus) == 1 and "+" not in text:
+                    found.append(AskedOption("ngpus", gpus.pop(), line))
                 found.append(AskedOption("nodes", text.partition(":")[0], line))
             else:
                 found.append(AskedOption(name, text, line))

@@ -534,6 +534,12 @@ def test_in_a_here_document_the_job_script_fills_in_variables_if_its_end_is_not_
     assert converted(kept).lines[0].endswith("-- t.py --rank $RANK '$X'")
 
 
+def test_chunks_of_pbs_with_different_gpus_are_told() -> None:
+    made = converted("#PBS -l select=1:ngpus=1+3:ngpus=2\nmpirun python t.py\n")
+    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 4 -- t.py"
+    assert made.left == ("line 1: -l select: the GPUs of a node are not known: give --gpus-per-node",)
+
+
 HETEROGENEOUS = (
     "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=32\n#SBATCH hetjob\n"
     "#SBATCH --nodes=4 --ntasks-per-node=4 --gpus-per-node=4\n"
