@@ -571,7 +571,7 @@ def _comparison(pair: Pair | None) -> str:
     ]
     heads = ["", "this run", "the other", "why it matters"]
     table = table_of(heads, rows, style="stack") if rows else "<p>Nothing that is known differs.</p>"
-    steps = f"<p>{_safe(pair.in_steps())}.</p>" if any(pair.parting.lengths) else ""
+    steps = f"<p>{_safe(pair.in_steps())}.</p>" if all(pair.parting.lengths) else ""
     return (
         f"<h2>Compared with {_safe(other)}</h2>{steps}{table}"
         f'<p class="dim">Equal: {_safe(", ".join(pair.equal) or "nothing that is known")}.</p>'

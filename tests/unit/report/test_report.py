@@ -1266,6 +1266,13 @@ def test_a_comparison_has_a_reason_if_the_numbers_part(tmp_path: Path) -> None:
     assert "bit for bit, over 40 steps.</p>" in html
 
 
+def test_runs_of_which_one_has_no_steps_are_not_compared_by_them(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", GOOD)
+    write(tmp_path / "other", {name: one for name, one in GOOD.items() if name != "metrics.jsonl"})
+    command.main(run, "", bundled=False, other=str(tmp_path / "other"), env={})
+    assert "identical for" not in section((run / "report.html").read_text(), "Compared with other")
+
+
 # --- what is read -------------------------------------------------------------------------------------------
 
 
