@@ -127,19 +127,21 @@ def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_l
         f"outcome/{name}" if name else "",
         stacks if files.is_directory(path / stacks) else "",
         loss,
-        _without_failure(found, names),
+        _without_failure(found, names, _ranks_per_node(path, attempt)),
     )
 
 
-def _without_failure(found: Mapping[str, Outcome], names: Mapping[int, str]) -> str:
-    """What became of an attempt in which nothing failed, as far as its nodes' outcomes tell."""
+def _without_failure(found: Mapping[str, Outcome], names: Mapping[int, str], tasks_per_node: int) -> str:
+    """What became of an attempt in which nothing failed, as far as its nodes' outcomes tell, or those of all
+    tasks, if each rank is one: so many a node, 0 where that is not known."""
     one_a_node = {outcome.place(name): one.status for name, one in found.items() if name.count(".") == 1}
-    if not names or not one_a_node:
+    statuses = set(one_a_node.values()) or {one.status for one in found.values()}
+    if not names or (not one_a_node and len(found) != len(names) * tasks_per_node):
         return Told.otherwise
-    if missing := [name for place, name in sorted(names.items()) if place not in one_a_node]:
+    missing = [name for place, name in sorted(names.items()) if one_a_node and place not in one_a_node]
+    if missing:
         why = f"left no outcome that can be read, such as {missing[0]}: it still runs, or was killed"
         return str(plain(f"{len(missing)} of {counted(len(names), 'node')} {why}"))
-    statuses = set(one_a_node.values())
     if statuses == {SAVED}:
         return f"it has saved, and ended as planned (status {SAVED})"
     return "it ended well" if statuses == {DONE} else Told.otherwise
@@ -165,6 +167,12 @@ def _names(path: Path, attempt: int) -> Mapping[int, str]:
         return crew
     nodes = next((one.get("nodes", ()) for one in _attempts(path) if one["attempt"] == attempt), ())
     return dict(enumerate(nodes))
+
+
+def _ranks_per_node(path: Path, attempt: int) -> int:
+    """By the manifest; 0 where it does not say so."""
+    counts = [one.get("nproc_per_node") for one in _attempts(path) if one["attempt"] == attempt]
+    return next((count for count in counts if type(count) is int), 0)
 
 
 def _attempts(path: Path) -> Sequence[Mapping[str, Any]]:

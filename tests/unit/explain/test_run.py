@@ -78,6 +78,27 @@ def test_what_became_of_a_run_without_a_failure_is_what_all_its_nodes_left(
     assert told.ended == f"attempt 0 has no failure: {said}"
 
 
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        ([0, 0, 0, 0], "it ended well"),
+        ([75, 75, 75, 75], "it has saved, and ended as planned (status 75)"),
+        ([0, 0, 0], "it ended well, or still runs"),
+        ([0, 0, 75, 0], "it ended well, or still runs"),
+    ],
+)
+def test_if_each_rank_is_a_task_the_manifest_tells_how_many_there_are(
+    tmp_path: Path, statuses: list[int], said: str
+) -> None:
+    ends = {f"_0_{at // 2}_{at % 2}": outcome(status, 1.0) for at, status in enumerate(statuses)}
+    path = directory(tmp_path, **ends)
+    attempts = [{"attempt": 0, "nodes": ["a", "b"], "nproc_per_node": 2}]
+    (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "attempts": attempts}))
+    told = run.read(path)
+    assert told
+    assert told.ended == f"attempt 0 has no failure: {said}"
+
+
 def test_a_failure_of_no_rank_is_its_nodes(tmp_path: Path) -> None:
     told = run.read(directory(tmp_path, _0_1=outcome(69, 1.0, rank="", error="a\x1b is late")))
     assert told
