@@ -198,7 +198,7 @@ def prune(directory: Path, keep: int, scores: Mapping[int, float] | None = None)
                 path.rename(doomed)
             except FileNotFoundError:  # somebody else removes it at the same time
                 continue
-            shutil.rmtree(doomed)
+            _remove(doomed)
 
 
 def clear_up(directory: Path) -> None:
@@ -211,7 +211,7 @@ def clear_up(directory: Path) -> None:
         if replaced and not (directory / replaced[1]).exists():
             leftover.rename(directory / replaced[1])
         else:
-            shutil.rmtree(leftover, ignore_errors=True)
+            _remove(leftover, ignore_errors=True)
 
 
 def rehearse(directory: Path) -> None:
@@ -230,7 +230,7 @@ def rehearse(directory: Path) -> None:
 
 def _put_in_place(partial: Path, final: Path) -> None:
     replaced = temporary(final, "replaced")
-    if not final.exists():
+    if not os.path.lexists(final):
         partial.rename(final)
     else:
         final.rename(replaced)
@@ -239,8 +239,16 @@ def _put_in_place(partial: Path, final: Path) -> None:
         except OSError:
             replaced.rename(final)
             raise
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced, ignore_errors=True)
     sync_directory(final.parent)
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Delete a directory. Of a link the link alone: what it leads to may be another run's."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def _write(path: Path, content: Iterable[bytes | memoryview]) -> tuple[str, int]:

@@ -113,7 +113,7 @@ def find_start(
         checkpoint.clear_up(own)
     given = Path(resume) if resume not in ("auto", "never") else None
     start, patience = None, Patience(say, request)
-    if given is None or goes_on or not given.resolve().is_relative_to(run_dir.resolve()):
+    if given is None or goes_on or not _is_own(given, run_dir):
         start = _newest(own, say, patience)
     if start is None and given is not None:
         start = _given(given, say, patience)
@@ -143,12 +143,10 @@ def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *
     own = run_dir / CHECKPOINTS
     try:
         if resume == "never" and not goes_on:
-            _set_aside(run_dir, [own, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
+            saved = checkpoint.newest_first(own) if own.is_symlink() else [own]
+            _set_aside(run_dir, [*saved, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
             return
-        # One of them may be a link, or be given by one.
-        places = {start.path.parent.resolve(), start.path.resolve().parent} if start else set()
-        is_own = own.resolve() in places
-        step = start.checkpoint.step if start and is_own else -1
+        step = start.checkpoint.step if start and _is_in_checkpoints(start.path, run_dir) else -1
         beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
         _set_aside(run_dir, beyond, say)
     except OSError as error:
@@ -251,7 +249,7 @@ def tell(
 def pedigree(start: ResumePoint | None, run_dir: Path) -> dict[str, Any]:
     """Which run this is: an id for all of its attempts, and the run that its first checkpoint is from."""
     before = start.checkpoint.state.get("run") if start else None
-    if start and isinstance(before, dict) and start.path.resolve().is_relative_to(run_dir.resolve()):
+    if start and isinstance(before, dict) and _is_own(start.path, run_dir):
         return dict(before)
     parent = {"run": before, "step": start.checkpoint.step} if start else None
     return {"id": uuid.uuid4().hex, "parent": parent}
@@ -380,16 +378,40 @@ def _loaded(path: Path, patience: Patience) -> ResumePoint:
     return ResumePoint(path=path, checkpoint=patience.until_it_works(path, checkpoint.load))
 
 
+def _is_own(path: Path, run_dir: Path) -> bool:
+    """Whether a path is of this run: in its directory, or in its checkpoints, wherever they are."""
+    homes = run_dir.resolve(), (run_dir / CHECKPOINTS).resolve()
+    return any(map(path.resolve().is_relative_to, homes)) or _is_in_checkpoints(path, run_dir)
+
+
+def _is_in_checkpoints(path: Path, run_dir: Path) -> bool:
+    """Whether it is a checkpoint of this run. It may be a link there, or be given by one, and its directory
+    may be a link."""
+    return (run_dir / CHECKPOINTS).resolve() in (path.parent.resolve(), path.resolve().parent)
+
+
 def _set_aside(run_dir: Path, paths: list[Path], say: Say) -> None:
-    """Move what exists of these to the first free RUN/previous-N/."""
+    """Move what exists of these to the first free RUN/previous-N/.
+
+    Checkpoints in a `checkpoints/` that is a link stay on its file system, in previous-N/ there:
+    RUN/previous-N/checkpoints becomes a link to that.
+    """
     present = [path for path in paths if os.path.lexists(path)]
     if not present:
         return
-    number = 1
-    while (run_dir / f"previous-{number}").exists():
+    own, number = run_dir / CHECKPOINTS, 1
+    while any(os.path.lexists(place / f"previous-{number}") for place in (run_dir, own)):
         number += 1
     target = run_dir / f"previous-{number}"
     make_directory(target)
+    places = {own: target, run_dir: target}
+    if own.is_symlink() and any(path.parent == own for path in present):
+        make_directory(own / target.name)
+        places[own] = target / CHECKPOINTS
+        places[own].symlink_to(own.resolve() / target.name)
     for path in present:
-        path.rename(target / path.name)
-    say(f"moved {', '.join(path.name for path in present)} to {target}")
+        path.rename(places[path.parent] / path.name)
+    for place in dict.fromkeys(places.values()):
+        names = [path.name for path in present if places[path.parent] == place]
+        if names:
+            say(f"moved {', '.join(names)} to {place}")

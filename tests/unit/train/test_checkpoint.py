@@ -315,6 +315,26 @@ def test_the_newest_comes_first_and_pruning_keeps_as_many_as_asked(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020", "step-00000100", "step-x"]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_linked_checkpoint_is_replaced_pruned_and_cleared_away_and_its_target_stays(
+    tmp_path: Path, is_there: bool
+) -> None:
+    directory, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    directory.mkdir()
+    if is_there:
+        checkpoint.save(elsewhere, sample(40))
+    (directory / "step-00000020").symlink_to(elsewhere / "step-00000040")
+    (directory / "step-00000040").symlink_to(elsewhere / "step-00000040")
+    (directory / f".step-00000010.deleted.{HOST}.{gone()}.tmp").symlink_to(elsewhere / "step-00000040")
+    checkpoint.save(directory, sample(40))
+    assert not (directory / "step-00000040").is_symlink()
+    checkpoint.prune(directory, 1)
+    assert [path.name for path in directory.iterdir()] == ["step-00000040"]
+    assert elsewhere.exists() == is_there
+    if is_there:
+        assert checkpoint.load(elsewhere / "step-00000040").step == 40
+
+
 def test_pruning_keeps_the_best_beside_the_newest(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         checkpoint.save(tmp_path, sample(step))

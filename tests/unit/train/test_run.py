@@ -524,6 +524,66 @@ def test_a_checkpoint_that_is_linked_into_the_run_is_one_of_its_own(tmp_path: Pa
     assert link.is_symlink()
 
 
+def on_scratch(folder: Path, scratch: Path) -> Path:
+    """Gives a run its checkpoints on another file system, by a link that is returned."""
+    folder.mkdir(exist_ok=True)
+    scratch.mkdir()
+    link = folder / "checkpoints"
+    link.symlink_to(scratch)
+    return link
+
+
+@pytest.mark.parametrize("given", ["run/checkpoints/step-00000003", "scratch/step-00000003"])
+def test_a_run_with_linked_checkpoints_goes_back_and_leaves_the_later_ones_on_their_file_system(
+    tmp_path: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, scratch = tmp_path / "run", tmp_path / "scratch"
+    on_scratch(run_dir, scratch)
+    assert go(run_dir, "checkpoint.every=3", "checkpoint.keep=0") == DONE
+    for number in (1, 2):
+        assert go(run_dir, "stop_at=5", resume=str(tmp_path / given)) == SAVED
+        assert began_at(run_dir) == 3
+        place = run_dir / f"previous-{number}" / "checkpoints"
+        moved = "step-00000008, step-00000006" if number == 1 else "step-00000005"
+        assert f"moved {moved} to {place}\n" in capsys.readouterr().out
+        assert place.resolve() == scratch / f"previous-{number}"
+        assert ", ".join(path.name for path in checkpoint.newest_first(place)) == moved
+    assert go(run_dir, "stop_at=7", resume=str(run_dir / "previous-2")) == SAVED
+    assert began_at(run_dir) == 5
+
+
+def test_a_run_can_go_back_to_a_checkpoint_of_its_own_that_is_a_link(tmp_path: Path) -> None:
+    assert go(tmp_path / "run", "checkpoint.every=3", "checkpoint.keep=0") == DONE
+    own, elsewhere = tmp_path / "run" / "checkpoints" / "step-00000003", tmp_path / "elsewhere"
+    own.rename(elsewhere)
+    own.symlink_to(elsewhere)
+    assert go(tmp_path / "run", "stop_at=5", resume=str(own)) == SAVED
+    assert began_at(tmp_path / "run") == 3
+
+
+def test_a_run_with_linked_checkpoints_stays_the_same_run_in_all_its_attempts(tmp_path: Path) -> None:
+    own = on_scratch(tmp_path / "run", tmp_path / "scratch")
+    for step in (3, 5):
+        assert go(tmp_path / "run", f"stop_at={step}") == SAVED
+    first, last = (checkpoint.load(own / f"step-{step:08d}").state["run"] for step in (3, 5))
+    assert (first["parent"], last) == (None, first)
+
+
+def test_never_keeps_the_link_to_where_the_checkpoints_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, scratch = tmp_path / "run", tmp_path / "scratch"
+    link = on_scratch(run_dir, scratch)
+    assert go(run_dir, "stop_at=3") == SAVED
+    assert go(run_dir, "stop_at=2", resume="never") == SAVED
+    said = capsys.readouterr().out
+    assert f"moved step-00000003 to {run_dir}/previous-1/checkpoints\n" in said
+    assert f"moved metrics.jsonl, tensorboard to {run_dir}/previous-1\n" in said
+    assert link.readlink() == scratch
+    assert [path.name for path in checkpoint.newest_first(scratch)] == ["step-00000002"]
+    assert (scratch / "previous-1" / "step-00000003").is_dir()
+
+
 @pytest.mark.parametrize("given", ["never", "DIR"])
 def test_a_run_that_goes_on_by_itself_takes_its_own_newest_checkpoint(
     tmp_path: Path, whole: Path, given: str
