@@ -218,9 +218,13 @@ def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> O
         return Outcome(status=1, error=f"no outcome was written by {_listed(missing)}")
     statuses = {outcome.status for _, outcome in written}
     if statuses == {DONE, SAVED}:
-        saved = [name for name, outcome in written if outcome.status == SAVED]
-        return Outcome(status=1, error=f"{_listed(saved)} saved to go on, the others ended well")
+        return split(name for name, outcome in written if outcome.status == SAVED)
     return max((outcome for _, outcome in written), key=lambda outcome: outcome.time)
+
+
+def split(saved: Iterable[str]) -> Outcome:
+    """The outcome of a job of which only these saved to go on, and the others ended well."""
+    return Outcome(status=1, error=f"{_listed(saved)} saved to go on, the others ended well")
 
 
 def _listed(names: Iterable[str]) -> str:

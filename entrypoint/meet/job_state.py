@@ -187,6 +187,8 @@ class JobState:
     finished: Bits = NONE
     """Done, failed or lost: nothing that happens to their connections now is a loss."""
     done: Bits = NONE
+    saved: Bits = NONE
+    """The ranks of those that are done that saved to go on."""
     failures: tuple[Failure, ...] = ()
     ends: Ends = NO_ENDS
     gone: Bits = NONE
@@ -218,8 +220,16 @@ def step(state: JobState, sender: ParticipantId, event: Event, now: Now) -> Step
             return _stop(state, stopped)
         case Ended(end=end):
             return replace(state, ends=state.ends.with_(end)), []
-        case Done():
-            return _done(replace(state, finished=state.finished.with_(who), done=state.done.with_(who)))
+        case Done(saved=saved):
+            all_saved = state.saved | Bits.of(saved)
+            return _done(
+                replace(
+                    state,
+                    finished=state.finished.with_(who),
+                    done=state.done.with_(who),
+                    saved=all_saved,
+                )
+            )
         case Fail(failure=failure):
             state, effects = _collect(state, failure)
             return _then(effects, _judge_if_complete(replace(state, finished=state.finished.with_(who)), now))
@@ -288,7 +298,9 @@ def _done(state: JobState) -> Step:
     if state.failures or not state.active <= state.done:
         return state, []
     each_alone = len(state.ends) == state.world > 1 and state.ends.alone
-    return _tell(state, AllDone(each_alone))
+    is_split = 0 < len(state.saved) < state.world
+    split = outcome.split(f"rank {rank}" for rank in state.saved).error if is_split else ""
+    return _tell(state, AllDone(each_alone, split))
 
 
 def _lose(state: JobState, sender: ParticipantId, lost: Lost, now: Now) -> Step:

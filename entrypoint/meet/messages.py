@@ -144,8 +144,12 @@ class Ended:
     end: End
 
 
-class Done(_Bare):
+@dataclass(frozen=True)
+class Done:
     """All ranks of this participant ended well."""
+
+    saved: tuple[Rank, ...] = ()
+    """Those of them that saved to go on."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,9 @@ class AllDone:
 
     alone: bool = False
     """Whether there are several ranks, and each has trained without the others."""
+    split: str = ""
+    """Why the job has failed all the same: some ranks saved to go on, the others ended well. Empty: it has
+    not."""
 
 
 Meeting = Hello | Visit | Welcome | Refused | Beat | Try | Tried | Move | Moved | Go | EndMeeting

@@ -359,6 +359,8 @@ class Leaving:
     """All is done; torchrun's agent is waited for."""
 
     alone: bool
+    split: str = ""
+    """As of AllDone."""
 
 
 Phase = Running | Settling | Failing | EndingRanks | Looking | Leaving
@@ -467,7 +469,8 @@ class NodeState:
     @property
     def why_final(self) -> str:
         """Why nothing may follow in this allocation, whatever has failed; empty if something may."""
-        if any(one.ended.status == SAVED for one in self.ended.values()):
+        is_split = isinstance(self.phase, Leaving) and self.phase.split
+        if is_split or any(one.ended.status == SAVED for one in self.ended.values()):
             return "a rank has saved at a planned end"
         return "a planned end was asked for" if self.stop else ""
 
@@ -543,8 +546,8 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
             grace = state.term_grace if terminated else FAILURE_GRACE
             ending = _end_ranks(replace(state, lost=lost), EndingRanks(to_outcome(failure)), grace, now)
             return _then([ShowFailure(failure)], ending)
-        case AllDone(alone=alone):
-            return replace(state, phase=Leaving(alone)), [AwaitAgent(AGENT_EXIT)]
+        case AllDone() as told:
+            return _leave(state, told)
         case Peek():
             return state, [TellHub(Peeked((), last=True)) if state.all_have_ended else CollectPeek()]
         case Look(why=why):
@@ -581,9 +584,14 @@ def _if_done(state: NodeState, effects: list[Effect]) -> Step:
     if state.phase != Running() or not state.all_have_ended or state.failures:
         return state, effects
     if not state.is_alone:
-        return replace(state, phase=Running(is_done=True)), [*effects, TellHub(Done())]
+        saved = sorted(one.ended.rank for one in state.ended.values() if one.ended.status != DONE)
+        return replace(state, phase=Running(is_done=True)), [*effects, TellHub(Done(tuple(saved)))]
     alone = len(state.ended) > 1 and all(one.alone for one in state.ended.values())
     return replace(state, phase=Leaving(alone)), [*effects, AwaitAgent(AGENT_EXIT)]
+
+
+def _leave(state: NodeState, told: AllDone) -> Step:
+    return replace(state, phase=Leaving(told.alone, told.split)), [AwaitAgent(AGENT_EXIT)]
 
 
 def _leaving(state: NodeState, phase: Leaving, event: Event, now: Now) -> Step:
@@ -593,6 +601,8 @@ def _leaving(state: NodeState, phase: Leaving, event: Event, now: Now) -> Step:
     if state.stop and state.stop.deaf:
         who = f"{listed(sorted(state.stop.deaf))} on {state.node}"
         said = [Say(f"a stop was asked for, but {who} caught no {state.stop_signal} and has ended")]
+    if phase.split:
+        return state, [*said, Finish(Outcome(status=1, error=phase.split))]
     if not state.ended:
         done = Outcome(status=DONE, node=state.node, time=now.wall, alone=phase.alone)
         return state, [*said, Finish(done)]
@@ -751,8 +761,8 @@ def _looking(state: NodeState, phase: Looking, event: Event, now: Now) -> Step:
             return replace(state, phase=replace(phase, verdict=failed)), []
         case Failed(failure=failure, lost=lost):
             return _end_hang(replace(state, lost=lost), phase, failure, now)
-        case AllDone(alone=alone):  # the last rank ended well as we were asked to look
-            return replace(state, phase=Leaving(alone)), [AwaitAgent(AGENT_EXIT)]
+        case AllDone() as told:  # the last rank ended well as we were asked to look
+            return _leave(state, told)
         case VerdictIsLate():
             return _end_hang(state, phase, phase.own, now)
     return state, []

@@ -241,6 +241,8 @@ class FakeLink:
         self.verdict: Failed | None = None
         self.ends: list[End] = []
         """Which ranks were said to have ended well."""
+        self.saved: tuple[int, ...] = ()
+        """Which of them to have saved, once all are done."""
         self._over = False
 
     async def next(self) -> Told:
@@ -260,7 +262,8 @@ class FakeLink:
                 self._answer(Failed(failure))
             case Ended(end=end):
                 self.ends.append(end)
-            case Done():
+            case Done(saved=saved):
+                self.saved = saved
                 self.scene.note("done")
             case Stalled(why=why):
                 self.scene.note("stalled", why)

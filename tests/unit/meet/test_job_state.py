@@ -148,6 +148,11 @@ CASES: dict[str, tuple[list[Said], list[tuple[float, Any]]]] = {
         [(1, Stopped()), (3, Stopped(9.0))],
     ),
     "all are done": ([(1, 0, Done()), (2, 1, Done())], [(2, AllDone())]),
+    "all have saved": ([(1, 0, Done((0,))), (2, 1, Done((1,)))], [(2, AllDone())]),
+    "one has saved beside one that ended well": (
+        [(1, 0, Done()), (2, 1, Done((1,)))],
+        [(2, AllDone(split="rank 1 saved to go on, the others ended well"))],
+    ),
     "all are done, and each trained alone": (
         [(1, 0, Ended(left(0, alone=True))), (1, 1, Ended(left(1, alone=True))), (1, 0, Done()), (2, 1, Done())],
         [(2, AllDone(alone=True))],

@@ -73,7 +73,7 @@ ALL: list[Message] = [
     EndMeeting(64, "the nodes do not agree"),
     Stopped(12.5),
     Ended(left(3)),
-    Done(),
+    Done((3, 4)),
     Fail(failure(1, 5.0)),
     Stalled("no step for 30 s"),
     NoOutput(""),
@@ -84,7 +84,7 @@ ALL: list[Message] = [
     LookCloser(),
     Peek(),
     Failed(failure(2, 5.0, rank=None), (1, 2)),
-    AllDone(alone=True),
+    AllDone(alone=True, split="rank 3 saved to go on, the others ended well"),
 ]
 
 
@@ -245,6 +245,7 @@ def of_failure(**changes: Any) -> dict[str, Any]:
         ({"type": "stop", "left": 10**4000}, f"left: 1{'0' * 39}..."),
         ({"type": "stop", "left": MOST_SECONDS * 2}, f"left: {MOST_SECONDS * 2}"),
         ({"type": "beat", "time": 1e14}, "time: 100000000000000.0"),
+        ({"type": "done", "saved": [0, 10**6]}, "saved: [0, 1000000]"),
     ],
 )
 @run
@@ -276,7 +277,8 @@ async def test_a_number_that_is_none_ends_a_connection(number: str) -> None:
         ({"type": "failed", "failure": {**asdict(failure(0, 5.0)), "status": 0}, "lost": "0"}, "status: 0"),
         ({"type": "failed", "failure": {**asdict(failure(0, 5.0)), "node_rank": 2}, "lost": "0"}, "node_rank: 2"),
         ({"type": "stop", "left": -1}, "left: -1"),
-        ({"type": "all done", "alone": 1}, "alone: 1"),
+        ({"type": "all done", "alone": 1, "split": ""}, "alone: 1"),
+        ({"type": "all done", "alone": False, "split": None}, "split: None"),
     ],
 )  # fmt: skip
 @run

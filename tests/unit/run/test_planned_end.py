@@ -141,6 +141,7 @@ def test_ranks_that_save_after_a_stop_are_an_outcome_of_75_and_no_agent_was_sign
         *[(0, "SIGUSR2", 0), (0, "SIGUSR2", 1), (2.0, "done"), (2.0, "wait", 10.0)],
         well(2.5, 1, 75, at=1000.6),
     ]
+    assert scene.link.saved == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ BROKEN = replace(OURS, error="OSError: no space")
 NO_PORT = replace(OURS, status=69, error="DistNetworkError: the port is taken")
 INTERRUPTED = replace(OURS, status=130, signal=2, time=1000.51, error="interrupted")
 CANCELLED = replace(ELSEWHERE, rank=None, status=143, signal=15, error="ended by SIGTERM")
+MIXED = "rank {} saved to go on, the others ended well"
 GRACE_GOES_ON = [(0.51, "kill"), ends(0.51, replace(TERMINATED, time=1000.0))]
 """While the ranks may save after SIGTERM, whatever happens: they have their time, and the outcome is that of
 the signal."""
@@ -174,6 +175,14 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
             (SAVED,): [(0, "wait", 10.0), well(0, 0, 75, at=1000.1)],
         },
     ),
+    "all nodes are done, and some ranks saved beside others that ended well": (
+        AllDone(split=MIXED.format(2)),
+        {
+            (NONE, RUN, STOP, PART, DONE, SAVED): [
+                *[(0, "wait", 10.0), (0, "ends", Outcome(status=1, error=MIXED.format(2)))],
+            ],
+        },
+    ),
     "a stop is asked for elsewhere": (
         Stopped(),
         {
@@ -209,7 +218,6 @@ def test_beside_other_nodes(state: str, step: Step, log: list[Entry]) -> None:
 
 ALONE_STATES = {name: steps for name, steps in STATES.items() if name != DONE}
 ALONE_STATES[STOP] = [*BOTH, signal.SIGUSR2]
-MIXED = "rank {} saved to go on, the others ended well"
 ALONE: dict[str, tuple[Step, Logs]] = {
     "rank 1 ends well": (
         ended(1),
@@ -441,11 +449,15 @@ def test_an_outcome_is_told_with_the_nodes_place_which_is_not_its_node_rank() ->
     ("step", "log"),
     [
         (AllDone(), [(0, "wait", 10.0), well(0, None, at=1000.51)]),
+        (
+            AllDone(split=MIXED.format(2)),
+            [(0, "wait", 10.0), (0, "ends", Outcome(status=1, error=MIXED.format(2)))],
+        ),
         (Failed(ELSEWHERE), [(0, "kill"), ends(0, ELSEWHERE)]),
         (Look(NO_STEP), [(0, "seen", []), (0.3, "kill"), (0.3, "says", "kept"), ends(0.3, STUCK)]),
         (signal.SIGTERM, [(0, "fail", TERMINATED), (0, "kill"), ends(0, TERMINATED)]),
     ],
-    ids=["all are done", "a rank fails", "the job hangs", "SIGTERM comes"],
+    ids=["all are done", "some ranks saved", "a rank fails", "the job hangs", "SIGTERM comes"],
 )
 def test_a_spare_stays_until(step: Step, log: list[Entry]) -> None:
     assert Scene(ranks=[]).after([1e-6], step) == log
@@ -459,6 +471,7 @@ def test_a_spare_stays_until(step: Step, log: list[Entry]) -> None:
         ([ended(0, 75), ended(1, 9)], "a rank has saved at a planned end"),
         ([Stopped(), ended(0, 75), ended(1, 9)], "a rank has saved at a planned end"),
         ([Stopped(), ended(1, 9)], "a planned end was asked for"),
+        ([ended(0), ended(1), AllDone(split=MIXED.format(2))], "a rank has saved at a planned end"),
     ],
 )
 def test_nothing_may_follow_a_planned_end_whatever_failed(steps: list[Step], why: str) -> None:
