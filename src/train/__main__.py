@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
         return record(run)(asked, info, request) or DONE
     except TrainingRefused as error:
-        if error.rank == rank:
+        if error.rank in (None, rank):
             print(f"train: {error}", file=sys.stderr)
         else:
             time.sleep(HEAD_START_S)

@@ -325,9 +325,17 @@ class ImageFolder:
             worker_init_fn=ignore_in_loader_worker,
             pin_memory=self._device.type == "cuda",
         )
-        for images, labels in loader:
-            moved = images.to(self._device, non_blocking=True)
-            yield normalised(moved, IMAGENET_MEAN, IMAGENET_STD), labels.to(self._device, non_blocking=True)
+        try:
+            for images, labels in loader:
+                moved = images.to(self._device, non_blocking=True)
+                pixels = normalised(moved, IMAGENET_MEAN, IMAGENET_STD)
+                yield pixels, labels.to(self._device, non_blocking=True)
+        except DamagedPicture as error:
+            raise TrainingRefused(
+                "image-damaged",
+                f"{error}: copy it again, or take it out and give another run directory",
+                rank=None,
+            ) from None
 
 
 def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
@@ -349,6 +357,15 @@ def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     return images, names
 
 
+class DamagedPicture(Exception):
+    """A file is no whole image."""
+
+    def __init__(self, text: str) -> None:
+        """`text`: the file, and what is wrong. A DataLoader makes the error of a worker again, from its
+        traceback."""
+        super().__init__(text.rpartition(f"{type(self).__name__}: ")[2].rstrip())
+
+
 class PicturesAt(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Reads the image of an (epoch, index) key as uint8 [3, size, size]; without a seed, its centre."""
 
@@ -360,8 +377,13 @@ class PicturesAt(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
         epoch, index = key
         name, label = self._files[index]
-        with Image.open(name) as file:
-            image = file.convert("RGB")
+        try:
+            with Image.open(name) as file:
+                image = file.convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno:  # of the file system: another attempt may help
+                raise OSError(error.errno, error.strerror, name) from None
+            raise DamagedPicture(f"{name}: no whole image: {error}") from None
         mirror = False
         if self._seed is None:
             box = centre_box(image.width, image.height)

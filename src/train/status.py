@@ -1,5 +1,7 @@
 """The exit statuses of a training process, and the error that carries a refusal."""
 
+from __future__ import annotations
+
 from entrypoint.core.plain import one_line
 from train.stop import SAVED, TERMINATED
 
@@ -15,10 +17,10 @@ class TrainingRefused(Exception):
     """What the user gave cannot be run; exit 64.
 
     The text is one line without the leading `train: `. `rank` is the one rank that prints it, so that
-    what all ranks find is said once.
+    what all ranks find is said once. None: the rank that finds it.
     """
 
-    def __init__(self, id: str, message: str, *, rank: int = 0) -> None:
+    def __init__(self, id: str, message: str, *, rank: int | None = 0) -> None:
         super().__init__(message)
         self.id = id
         """As that of `Refusal` in entrypoint."""

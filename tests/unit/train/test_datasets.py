@@ -317,6 +317,33 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
     assert [labels.tolist() for _, labels in tests] == [[0, 0, 1], [1]]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("damage", ["cut", "no image", "broken chunk"])
+def test_a_damaged_image_is_refused_with_its_name(pictures: Path, workers: int, damage: str) -> None:
+    odd = pictures / "train" / "bee" / "2.png"
+    whole = odd.read_bytes()
+    odd.write_bytes(
+        {"cut": whole[:60], "no image": b"x", "broken chunk": whole[:8] + bytes(4) + whole[12:]}[damage]
+    )
+    source = opened(name="imagefolder", path=str(pictures), image_size=8, workers=workers)
+    with pytest.raises(TrainingRefused) as refusal:
+        list(source.plain_batches([range(8)], "train"))
+    assert (refusal.value.id, refusal.value.rank) == ("image-damaged", None)
+    assert str(refusal.value).startswith(f"{odd}: no whole image: ")
+    assert str(refusal.value).endswith(": copy it again, or take it out and give another run directory")
+    assert "Traceback" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_the_file_system_does_not_give_is_an_error_with_its_name(
+    pictures: Path, workers: int
+) -> None:
+    source = opened(name="imagefolder", path=str(pictures), image_size=8, workers=workers)
+    (pictures / "train" / "bee" / "2.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train/bee/2.png"):
+        list(source.plain_batches([range(8)], "train"))
+
+
 def test_a_folder_has_the_fingerprint_of_its_copies_and_no_other(pictures: Path, tmp_path: Path) -> None:
     def fingerprint(folder: Path) -> object:
         # As it comes back from a checkpoint.

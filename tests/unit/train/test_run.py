@@ -900,3 +900,21 @@ def test_what_is_wrong_is_said_by_one_rank_and_the_others_leave_it_the_word(
         assert (said.count("\n"), naps) == (1, [])
     else:
         assert (said, naps) == ("", [program.HEAD_START_S])
+
+
+def test_what_one_rank_alone_finds_wrong_is_said_by_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TrainingRefused("some-id", "3.jpg: no whole image", rank=None)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(program, "read", refuse)
+    monkeypatch.setattr(program, "read_rank_info", lambda _: RankInfo(node="here", run_dir=None))
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR2, signal.SIGINT)]
+    try:
+        assert program.main([]) == 64
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    assert capsys.readouterr().err == "train: 3.jpg: no whole image\n"
