@@ -260,6 +260,7 @@ def in_lines(failure: Outcome, where: Path) -> tuple[str, ...]:
         return ()
     line = f"apptrain: rank {failure.rank} failed first, status {failure.status}: {failure.error}".encode()
     entry = Index(catalogue.load()).entry(line, lines.body(line))
+    entry = messages.rather(entry, failure.error.encode())
     if entry is None or entry.kind == "echo" or entry.family == "apptrain":
         return ()
     first = entry.remedies[0].text

@@ -248,6 +248,9 @@ def test_the_end_of_a_job_is_explained_in_two_lines(tmp_path: Path) -> None:
     [
         *("", "the frobnicator is upside down", "ValueError: boom", "RuntimeError: Connection reset by peer"),
         *("stuck, no step for 300 s", "b did not come within 300 s"),
+        "train: /data/train/b/3.jpg: no whole image: Truncated File Read: copy it again, or take it out and give "
+        "another run directory",
+        "train: batch_size is 130, no multiple of 3 ranks x accumulation 1 = 3: give a multiple of 3",
     ],
 )
 def test_what_nothing_is_known_of_has_no_line(error: str, tmp_path: Path) -> None:
