@@ -2,9 +2,11 @@ import hashlib
 import io
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -317,6 +319,17 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
     assert [labels.tolist() for _, labels in tests] == [[0, 0, 1], [1]]
 
 
+@pytest.fixture
+def ending_workers() -> Iterator[None]:
+    """A DataLoader does not tell its workers to end after an error of one, and ours ignore SIGTERM: a rank's end
+    is theirs."""
+    yield
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+
+
+@pytest.mark.usefixtures("ending_workers")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("damage", ["cut", "no image", "broken chunk"])
 def test_a_damaged_image_is_refused_with_its_name(pictures: Path, workers: int, damage: str) -> None:
@@ -334,6 +347,7 @@ def test_a_damaged_image_is_refused_with_its_name(pictures: Path, workers: int, 
     assert "Traceback" not in str(refusal.value)
 
 
+@pytest.mark.usefixtures("ending_workers")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_the_file_system_does_not_give_is_an_error_with_its_name(
     pictures: Path, workers: int
