@@ -795,6 +795,8 @@ def _left_options(script: Script) -> Iterator[str]:
             is_unknown = is_of_gpus and asked.gpus_per_node is None
             yield f"{where}--{option.name}: {_UNKNOWN_GPUS if is_unknown else _GIVE_TO_SBATCH}"
         elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":
+            if option.name == "ngpus" and "ngpus" not in script.lines[option.line - 1]:
+                continue  # -l nodes=N:gpus=M, which is told itself
             yield f"{where}-l {option.name}: {_TOTALS if asked.has_totals else _BY_CHUNKS}"
         elif asked.scheduler == "pbs" and not _is_whole_jobs(option) and option.name not in _QSUB_HAS:
             yield f"{where}-{option.name}: give it to qsub if it is needed"

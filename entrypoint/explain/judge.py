@@ -11,6 +11,7 @@ an exception that is not in the catalogue. Such an exception also keeps a later 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -103,6 +104,7 @@ def judge(
     """`counts`: lines of each entry, also of those that were not kept; `begins` as `of` has them, the others
     as `Scan` does."""
     known = begins or {}
+    found, ends = _in_one_year(found, ends)
     all_timed = [one for one in _timed(found) if one.number >= known.get(one.file, 0)]
     ends = [end for end in ends if end.number >= known.get(end.file, 0)]
     last_runs = _last_runs(all_timed, ends, restarts or {}, ended_well or {})
@@ -306,16 +308,26 @@ def _seen_only(timed: Sequence[Evidence], who: _Who, counts: Mapping[str, int]) 
     return tuple(sorted((who.finding([one], counts) for one in first.values()), key=_ranking))
 
 
+def _in_one_year(
+    found: Sequence[Evidence], ends: Sequence[ProcessEnd]
+) -> tuple[Sequence[Evidence], Sequence[ProcessEnd]]:
+    """Times have no year: of two that are more than half of one apart, the one of January comes after that
+    of December."""
+    times = [*(one.time for one in found), *(end.time for end in ends)]
+    begin = max((time for time in times if time is not None and time < math.inf), default=0.0) - YEAR / 2
+    return (
+        [
+            replace(one, time=one.time + YEAR) if one.time is not None and one.time < begin else one
+            for one in found
+        ],
+        [replace(end, time=end.time + YEAR) if end.time < begin else end for end in ends],
+    )
+
+
 def _timed(found: Sequence[Evidence]) -> list[Evidence]:
     """The earliest first. A line without a time has that of the line before it in its file, else of the one
-    behind; if a file has none, its lines come last. They have no year: of two that are more than half of one
-    apart, the one of January comes after that of December."""
+    behind; if a file has none, its lines come last."""
     rows = sorted(found, key=_order)
-    newest = max((one.time for one in rows if one.time is not None), default=0.0)
-    rows = [
-        replace(one, time=one.time + YEAR) if one.time is not None and one.time < newest - YEAR / 2 else one
-        for one in rows
-    ]
     for way in (rows, rows[::-1]):
         known: dict[str, float] = {}
         for at, one in enumerate(way):
@@ -457,16 +469,18 @@ def _is_told_later(one: Evidence, other: Evidence) -> bool:
 
 def _is_replaced(one: Evidence, last: Sequence[Evidence]) -> bool:
     """Whether an exception was caught, and a later one ended its program: not that saving failed too, or that
-    cleaning up missed what had not been set yet, while the first one was on its way. `last`: those of its
-    file that ended a process."""
+    cleaning up missed what had not been set yet, while the first one was on its way; nor that others waited
+    for its rank, or did not meet it. `last`: those of its file that ended a process."""
     if not (one.is_chained or one.is_caught):
         return False
-    behind = [later for later in last if later.order > one.order]
+    behind = [later for later in last if later.order > one.order and not _is_by_scheduler(later)]
     same = [later for later in behind if one.rank is None or later.rank in (None, one.rank)]
     if one.is_chained:
         following = min(same, key=_order, default=one)
         is_of_cleaning_up = following.is_of_cleaning_up or following.text.startswith(_OF_CLEANING_UP)
         same = [] if is_of_cleaning_up or following is one else [following]
+    else:
+        same = [later for later in same if later.entry is None or later.entry.family != "rendezvous"]
     return any(_may_replace(one, later) for later in same)
 
 

@@ -33,6 +33,8 @@ STARTERS = {
 _OF_PROGRAMS = {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "prun", "aprun"}
 """Those that start several programs in one step, with a colon between them."""
 CONTAINERS = {"apptainer", "singularity"}
+_TAKES_NAME = re.compile(r"[-+][A-Za-z]*[oO]")
+"""Words of a shell behind which an option's name stands, as in -euo pipefail."""
 SHELLS = {"bash", "sh", "zsh", "dash"}
 _PASSES = {"numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "dlprof", "exec"}
 """Programs that start another one."""
@@ -332,7 +334,9 @@ def _follow_one(
             if name == "ssh":
                 words = _without_redirections(words)
             if name == "ssh" and len(words) == 1 and depth < DEEPEST:
-                yield from _follow_shell(words[0], replace(launch, words=words), depth, settings)
+                yield from _follow_shell(
+                    words[0], replace(launch, words=words), depth, settings, command.here
+                )
                 return
             if name == "ssh" and not words and command.here and depth < DEEPEST:
                 yield from _follow_shell(command.here, launch, depth, settings)
@@ -352,10 +356,10 @@ def _follow_one(
             )
             words = rest[at + 1 :]
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
-            yield from _follow_shell(rest[at], replace(launch, words=words), depth, settings)
+            yield from _follow_shell(rest[at], replace(launch, words=words), depth, settings, command.here)
             return
         elif name in SHELLS and command.here and _reads_input(texts) and depth < DEEPEST:
-            yield from _follow_shell(command.here, replace(launch, words=words), depth, settings)
+            yield from _follow_shell(command.here, replace(launch, words=words[:1]), depth, settings)
             return
         elif name in _PASSES:
             words = rest
@@ -381,13 +385,18 @@ def _without_redirections(words: Sequence[Word]) -> tuple[Word, ...]:
     return tuple(itertools.takewhile(lambda word: not _REDIRECTION.match(word.raw), words))
 
 
-def _follow_shell(text: Word, launch: Launch, depth: int, settings: _Settings) -> Iterator[Launch]:
-    """`launch`: of the shell that reads this text."""
+def _follow_shell(
+    text: Word, launch: Launch, depth: int, settings: _Settings, here: Word | None = None
+) -> Iterator[Launch]:
+    """`launch`: of the shell that reads this text. `here`: its here-document, which the first shell that it
+    starts may read."""
     yield launch
     is_filled = launch.is_filled or not text.single_quoted
     word = launch.shell_word or text
     inside = replace(launch, words=(), in_shell=True, is_filled=is_filled, shell_word=word)
     for one in shell.commands(text.script, text.line):
+        if here and not one.here and any(word.text.rpartition("/")[2] in SHELLS for word in one.words):
+            one, here = replace(one, here=here), None
         yield from _follow(one, inside, depth + 1, settings)
 
 
@@ -440,7 +449,9 @@ def _shell_text(texts: Sequence[str]) -> int:
 
 def _reads_input(texts: Sequence[str]) -> bool:
     """Whether a shell with these words reads its commands from its input: it has no file of them."""
-    first = next((text for text in texts if not text.startswith("-")), "")
+    named = {at + 1 for at, text in enumerate(texts) if _TAKES_NAME.fullmatch(text)}
+    words = [text for at, text in enumerate(texts) if at not in named]
+    first = next((text for text in words if text[:1] not in ("-", "+")), "")
     return "-s" in texts or not first or _REDIRECTION.match(first) is not None
 
 

@@ -208,7 +208,11 @@ exception which the program caught and shows begins where it was caught."""
 _SHORTENED = re.compile(rb"^Error executing job with overrides|Original Traceback")
 """Hydra, and DataLoader, leave out the first frames."""
 _CHAINED = b"During handling of the above exception, another exception occurred"
-_CLEANS_UP = re.compile(rb", in \w{0,60}(?:save|clean_?up|tear_?down|destroy|finalize|__exit__)", re.I)
+_CLEANS_UP = re.compile(
+    rb", in \w{0,60}(?:save|clean_?up|tear_?down|destroy|finalize|__exit__"
+    rb"|(?:close|finish|flush|shut_?down)\b)",
+    re.I,
+)
 """A frame of what saves, or cleans up, while an exception is on its way."""
 _OF_CHAIN = b" the above exception", b"The above exception was"
 _ODD_EXCEPTION = re.compile(

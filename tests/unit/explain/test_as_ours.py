@@ -515,12 +515,21 @@ def test_a_job_that_starts_by_hand_has_its_nodes_ranks_and_gpus(
         "srun bash <<'X'\ntorchrun t.py --lr 1\nX\npython plot.py",
         "srun -N1 -n1 python prep.py\nsrun bash -l <<X\ntorchrun t.py --lr 1\nX",
         "srun apptainer exec x.sif bash -s <<'X'\ncd /x\ntorchrun t.py --lr 1\nX",
-        "for n in a b; do ssh $n <<X &\ntorchrun t.py --lr 1\nX\ndone\nwait",
+        *(
+            f"for n in a b; do ssh $n {words} <<X &\ntorchrun t.py --lr 1\nX\ndone\nwait\npython plot.py"
+            for words in ("", "bash", "'bash -s'", "'cd && bash -l'", "bash -s")
+        ),
+        "srun bash -euo pipefail <<'X'\ntorchrun t.py --lr 1\nX\npython plot.py",
+        "srun bash -c 'bash -s' <<'X'\ntorchrun t.py --lr 1\nX\npython plot.py",
     ],
 )
 def test_a_training_that_a_shell_reads_from_a_here_document_is_found(body: str) -> None:
     assert converted(f"{ASKED}{body}\n").lines[0].endswith("slurm/multinode.sbatch -- t.py --lr 1")
     assert "first-node-only" not in [one.trap.id for one in traps.find(f"{ASKED}{body}\n")]
+
+
+def test_a_shell_that_was_followed_into_its_here_document_is_not_told_as_one_that_was_not() -> None:
+    assert converted(f"{ASKED}srun bash -s -- 1 <<X\ntorchrun t.py\nX\n").left == ()
 
 
 def test_a_here_document_that_no_shell_reads_is_none_of_its_commands() -> None:
@@ -538,6 +547,11 @@ def test_chunks_of_pbs_with_different_gpus_are_told() -> None:
     made = converted("#PBS -l select=1:ngpus=1+3:ngpus=2\nmpirun python t.py\n")
     assert made.lines[1] == "apptrain submit --cluster NAME --nodes 4 -- t.py"
     assert made.left == ("line 1: -l select: the GPUs of a node are not known: give --gpus-per-node",)
+
+
+def test_gpus_of_an_old_request_to_pbs_are_told_as_they_stand_there() -> None:
+    made = converted("#PBS -l nodes=4:ppn=32:gpus=2\nmpirun python t.py\n")
+    assert made.left == ("line 1: -l nodes: our job asks by chunks: put it into -l select",)
 
 
 HETEROGENEOUS = (

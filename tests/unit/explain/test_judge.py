@@ -72,6 +72,15 @@ def test_the_first_of_january_comes_after_the_last_of_december() -> None:
     assert [one.entry.id for one in found.causes] == ["quota", "cuda-out-of-memory"]
 
 
+def test_at_the_end_of_a_year_the_rank_that_failed_first_is_that_of_december() -> None:
+    boxes = "".join(
+        BOX.replace("2026-03-11_10:22:31", time).replace("rank      : 5", f"rank      : {rank}")
+        for rank, time in ((5, "2025-12-31_23:59:57"), (7, "2026-01-01_00:00:01"))
+    )
+    found = of(a="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n" + boxes)
+    assert (found.causes[0].entry.id, found.causes[0].rank) == ("cuda-out-of-memory", 5)
+
+
 def test_the_time_limit_of_a_hang_follows_from_it() -> None:
     limit = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO TIME LIMIT ***\n"
     assert of(a=limit).causes[0].entry.id == "slurm-time-limit"
@@ -673,6 +682,7 @@ def raised(text: str, frame: str = "<module>") -> str:
 
 DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
 NO_PACKAGE, NO_MEMORY = "ModuleNotFoundError: No module named 'flash_attn'", "MemoryError: CUDA out of memory"
+PRINTED = f'Traceback (most recent call last):\n  File "a.py", line 3, in main\n{NO_MEMORY}\n'
 
 
 @pytest.mark.parametrize(
@@ -694,6 +704,24 @@ NO_PACKAGE, NO_MEMORY = "ModuleNotFoundError: No module named 'flash_attn'", "Me
             + DURING
             + raised("OSError: x", "save")
             + raised("OSError: Disk quota exceeded"),
+            NO_MEMORY,
+        ),
+        *(
+            (raised(NO_MEMORY) + DURING + raised("OSError: Disk quota exceeded", frame), NO_MEMORY)
+            for frame in ("close", "finish", "flush", "shutdown")
+        ),
+        (raised(NO_PACKAGE) + DURING + raised(NO_MEMORY, "closed_loop"), NO_MEMORY),
+        # The others waited for the rank that had told its exception.
+        (
+            PRINTED
+            + "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-05-05T10:00:00 DUE TO TIME LIMIT ***\n",
+            NO_MEMORY,
+        ),
+        (
+            PRINTED
+            + raised(
+                "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined."
+            ),
             NO_MEMORY,
         ),
         # Of another rank.
