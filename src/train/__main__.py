@@ -146,22 +146,23 @@ def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
     save_when_terminated(request)
     gc.freeze()  # what was imported and built stays: no later search need look at it
     gc.enable()
-    try:
-        ending = loop.train(
-            learner=student,
-            source=source,
-            config=config,
-            world=world,
-            recorder=recorder,
-            request=request,
-            saver=keeper,
-            heartbeat=pulse,
-            state=lambda lr: resume.state_of(student, config, source.fingerprint, world, pedigree, lr),
-            total_steps=total,
-        )
-    except BaseException:
-        keeper.abandon(LAST_SAVE_S)
-        raise
+    with recorder.closed_if_refused():
+        try:
+            ending = loop.train(
+                learner=student,
+                source=source,
+                config=config,
+                world=world,
+                recorder=recorder,
+                request=request,
+                saver=keeper,
+                heartbeat=pulse,
+                state=lambda lr: resume.state_of(student, config, source.fingerprint, world, pedigree, lr),
+                total_steps=total,
+            )
+        except BaseException:
+            keeper.abandon(LAST_SAVE_S)
+            raise
     if ending.status:
         recorder.close()
         if world.is_first:
@@ -172,7 +173,8 @@ def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
             time.sleep(HEAD_START_S)
         return ending.status
     size = config.evaluate.batch_size
-    score = evaluate.evaluate(student.model, source, student.precision, world, size, beat=pulse.beat)
+    with recorder.closed_if_refused():
+        score = evaluate.evaluate(student.model, source, student.precision, world, size, beat=pulse.beat)
     recorder.evaluation(total, score, source.split)
     recorder.close()
     ranks = world.gather_json(figures.of_rank(ending, config.batch_size // world.size, info, device))

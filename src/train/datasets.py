@@ -380,7 +380,7 @@ class PicturesAt(torch.utils.data.Dataset[tuple[Tensor, int]]):
         try:
             with Image.open(name) as file:
                 image = file.convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             if isinstance(error, OSError) and error.errno:  # of the file system: another attempt may help
                 raise OSError(error.errno, error.strerror, name) from None
             raise DamagedPicture(f"{name}: no whole image: {error}") from None

@@ -8,8 +8,8 @@ as a few steps. Nothing here ends a run: what cannot be written is told to the `
 import itertools
 import sys
 import time
-from collections.abc import Sized
-from contextlib import suppress
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -20,6 +20,7 @@ from train.board import Board, Scalar
 from train.evaluate import Score
 from train.files import replace, replace_json, revive
 from train.metrics import History, MetricsFile
+from train.status import TrainingRefused
 from train.trouble import Troubles
 
 BOARD_PERIOD_S: Final = 60.0
@@ -84,6 +85,15 @@ class Recorder:
         """Bring the metrics to the disk: a checkpoint without the lines before it would leave a gap."""
         if self._run_dir is not None:
             self._metrics.sync()
+
+    @contextmanager
+    def closed_if_refused(self) -> Iterator[None]:
+        """What is refused inside gets a line of its own, after the bar: launchers quote the last line."""
+        try:
+            yield
+        except TrainingRefused:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._run_dir is not None:

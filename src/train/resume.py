@@ -249,7 +249,8 @@ def tell(
 def pedigree(start: ResumePoint | None, run_dir: Path) -> dict[str, Any]:
     """Which run this is: an id for all of its attempts, and the run that its first checkpoint is from."""
     before = start.checkpoint.state.get("run") if start else None
-    if start and isinstance(before, dict) and _is_own(start.path, run_dir):
+    is_own = start and _is_own(start.path, run_dir) and not _is_of_another(start.path, run_dir)
+    if is_own and isinstance(before, dict):
         return dict(before)
     parent = {"run": before, "step": start.checkpoint.step} if start else None
     return {"id": uuid.uuid4().hex, "parent": parent}
@@ -382,6 +383,13 @@ def _is_own(path: Path, run_dir: Path) -> bool:
     """Whether a path is of this run: in its directory, or in its checkpoints, wherever they are."""
     homes = run_dir.resolve(), (run_dir / CHECKPOINTS).resolve()
     return any(map(path.resolve().is_relative_to, homes)) or _is_in_checkpoints(path, run_dir)
+
+
+def _is_of_another(path: Path, run_dir: Path) -> bool:
+    """Whether it leads into the checkpoints of another run: a new run may begin with a link to such a one."""
+    home = path.resolve().parent
+    is_there = home.name == CHECKPOINTS and (home.parent / TOLD).is_file()
+    return is_there and home != (run_dir / CHECKPOINTS).resolve()
 
 
 def _is_in_checkpoints(path: Path, run_dir: Path) -> bool:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -331,13 +332,18 @@ def ending_workers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ending_workers")
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("damage", ["cut", "no image", "broken chunk"])
+@pytest.mark.parametrize("damage", ["cut", "no image", "broken chunk", "huge"])
 def test_a_damaged_image_is_refused_with_its_name(pictures: Path, workers: int, damage: str) -> None:
     odd = pictures / "train" / "bee" / "2.png"
     whole = odd.read_bytes()
-    odd.write_bytes(
-        {"cut": whole[:60], "no image": b"x", "broken chunk": whole[:8] + bytes(4) + whole[12:]}[damage]
-    )
+    head = b"IHDR" + (1 << 16).to_bytes(4) * 2 + whole[24:29]
+    damages = {
+        "cut": whole[:60],
+        "no image": b"x",
+        "broken chunk": whole[:8] + bytes(4) + whole[12:],
+        "huge": whole[:12] + head + zlib.crc32(head).to_bytes(4) + whole[33:],
+    }
+    odd.write_bytes(damages[damage])
     source = opened(name="imagefolder", path=str(pictures), image_size=8, workers=workers)
     with pytest.raises(TrainingRefused) as refusal:
         list(source.plain_batches([range(8)], "train"))

@@ -561,6 +561,17 @@ def test_a_run_can_go_back_to_a_checkpoint_of_its_own_that_is_a_link(tmp_path: P
     assert began_at(tmp_path / "run") == 3
 
 
+def test_a_run_that_begins_with_a_link_to_another_runs_checkpoint_is_another_run(tmp_path: Path) -> None:
+    assert go(tmp_path / "a", "stop_at=3") == SAVED
+    own = tmp_path / "b" / "checkpoints"
+    own.mkdir(parents=True)
+    (own / "step-00000003").symlink_to(tmp_path / "a" / "checkpoints" / "step-00000003")
+    assert go(tmp_path / "b", "stop_at=5") == SAVED
+    first = checkpoint.load(own / "step-00000003").state["run"]
+    last = checkpoint.load(own / "step-00000005").state["run"]
+    assert (last["id"] != first["id"], last["parent"]) == (True, {"run": first, "step": 3})
+
+
 def test_a_run_with_linked_checkpoints_stays_the_same_run_in_all_its_attempts(tmp_path: Path) -> None:
     own = on_scratch(tmp_path / "run", tmp_path / "scratch")
     for step in (3, 5):
@@ -709,6 +720,18 @@ def test_other_training_images_are_refused_with_what_differs(
         f"the checkpoint of step 2 was made with other training images ({told}): their order or labels "
         "would change: give the same images (data.path=DIR), or another run directory, or --resume never"
     )
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_what_is_refused_in_the_middle_gets_a_line_after_the_bar(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    damaged = pictures / split / "b" / "0.png"
+    damaged.write_bytes(b"no image")
+    with pytest.raises(TrainingRefused, match="no whole image") as refusal:
+        go_with(pictures, tmp_path / "run", "steps=3")
+    assert refusal.value.id == "image-damaged"  # its traceback keeps the bar, which ends its line if it goes
+    assert capsys.readouterr().err.endswith("\n")
 
 
 def test_many_other_classes_are_not_all_named() -> None:
