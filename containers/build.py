@@ -7,6 +7,7 @@ the locks before a build begins, so a build itself needs none. builder.py calls 
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,6 +35,10 @@ CHECKOUT: Final = CONTAINERS.parent
 SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "LICENSE")
 
 
+OF_WRITING: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors that a place is full, or not the user's to write."""
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="containers/build.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("what", choices=("build", "fetch", "verify", "inspect"))
@@ -44,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
-            signal.signal(number, lambda signum, _frame: sys.exit(128 + signum))
+            signal.signal(number, _stop)
     try:
         stack = stacks.find(options.stack)
         if options.what in stacks.WRITES:
@@ -67,15 +72,21 @@ def main(arguments: Sequence[str]) -> int:
         return error.status
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        say(
-            f"{place}{error.strerror or error}: see that there is room, and that you may write",
-            file=sys.stderr,
-        )
+        advice = ": see that there is room, and that you may write" if error.errno in OF_WRITING else ""
+        say(f"{place}{error.strerror or error}{advice}", file=sys.stderr)
         return NoAnswer.status
     except KeyboardInterrupt:
         say("stopped; nothing was changed", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
+
+
+def _stop(signum: int, _frame: object) -> NoReturn:
+    """End as an exit does. A terminal that closes, or a login that ends, sends more than one signal: those
+    that follow would break off the removal of what is unfinished."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + signum)
 
 
 def say(text: str, file: TextIO | None = None) -> None:

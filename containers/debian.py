@@ -210,7 +210,7 @@ def _file(entry: Entry) -> str:
 
 def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
     """Copy the files below an offline directory into the cache. Raises BadInput for one that is not there."""
-    given = {path.name: path for path in offline.rglob("*.deb")}
+    given = {path.name: path for path in offline.rglob("*.deb") if path.is_file()}
     for entry in entries:
         kept, name = _kept(cache, entry), Path(entry["Filename"]).name
         if kept.exists():

@@ -147,6 +147,7 @@ def read(file: Path = FILE) -> dict[str, Stack]:
     try:
         content = strict_yaml.load(file)
         _check(content)
+        _check_names(list(content["stacks"]), names(file))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BuildRefused("stacks-wrong", f"{file} does not describe stacks: {why}") from None
@@ -168,6 +169,16 @@ def _check(content: Any) -> None:
         _has_shape(f"stacks {name} ", entry, _ENTRY)
     if content["default"] not in content["stacks"]:
         raise ValueError(f"default is {content['default']!r}: give one of {', '.join(content['stacks'])}")
+
+
+def _check_names(listed: list[Any], read: list[str]) -> None:
+    """Raises ValueError where `names` reads other stacks than these."""
+    for name in listed:
+        if name not in read:
+            raise ValueError(
+                f"stacks {name!r} cannot be read as a name: give a line `  NAME:` with two blanks and no "
+                "quotes, NAME no number, below a line `stacks:` without more"
+            )
 
 
 _TEXT, _TEXTS, _DAY, _MEGABYTES = "text in quotes", "a list of texts", "a day, YYYY-MM-DD", "megabytes"

@@ -344,6 +344,10 @@ def test_each_command_gets_its_stack_and_its_folders(
             with pytest.raises(SystemExit) as ended:
                 handler(number, None)
             assert ended.value.code == status
+            others = {signal.getsignal(one) for one, _ in before}
+            assert others == {signal.SIG_IGN}, "a second one would break off the removal"
+            for one, _ in before:
+                signal.signal(one, handler)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         build.main([*words, "--image", "i.sif"])
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "nohup"
@@ -364,11 +368,15 @@ def test_a_build_that_is_stopped_says_so(
     assert capsys.readouterr().err == "apptrain: stopped; nothing was changed\n"
 
 
+ROOM = "see that there is room, and that you may write"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(28, "No space left on device"), "No space left on device"),
-        (PermissionError(13, "Permission denied", "/x/y"), "/x/y: Permission denied"),
+        (OSError(28, "No space left on device"), f"No space left on device: {ROOM}"),
+        (PermissionError(13, "Permission denied", "/x/y"), f"/x/y: Permission denied: {ROOM}"),
+        (FileNotFoundError(2, "No such file or directory", "/x/y"), "/x/y: No such file or directory"),
     ],
 )
 def test_a_file_that_cannot_be_read_or_written_ends_a_build_in_one_line(
@@ -379,8 +387,7 @@ def test_a_file_that_cannot_be_read_or_written_ends_a_build_in_one_line(
 
     monkeypatch.setattr(build, "build", fails)
     assert build.main(["build"]) == 69
-    line = f"apptrain: {said}: see that there is room, and that you may write\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err == f"apptrain: {said}\n"
 
 
 def test_a_stack_without_a_lock_is_refused_with_what_makes_one(

@@ -258,8 +258,10 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DEBIAN_MIRROR", "http://127.0.0.1:9")
     offline = tmp_path / "offline"
     offline.mkdir()
+    (offline / "hello_1.0-1_all.deb").symlink_to("nowhere")
     with pytest.raises(BuildRefused) as refusal:
         debian.lay_out(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
+    (offline / "hello_1.0-1_all.deb").unlink()
     assert str(refusal.value) == (
         f"OFFLINE={offline}: hello_1.0-1_all.deb is not there: fill the directory anew, with the APPTRAIN_CACHE "
         "of `make image-fetch` on a machine that has a network"

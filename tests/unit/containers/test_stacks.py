@@ -51,6 +51,9 @@ def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp
         ("date: 2026-11-21", "date: soon", "date is 'soon': give a day, YYYY-MM-DD"),
         ("date: 2026-11-21", "date: 2026-13-41", "line 6: 2026-13-41 cannot be read: month must be in 1..12"),
         ("date: 2026-11-21", "date: [", "line 10: it is not YAML: "),
+        ("\nstacks:", "\nstacks:  # ours", "stacks 'cu132' cannot be read as a name: give a line `  NAME:` "),
+        ("  cu126:", '  "cu126":', "stacks 'cu126' cannot be read as a name: "),
+        ("  cu126:", "  126:", "stacks 126 cannot be read as a name: "),
     ],
 )  # fmt: skip
 def test_a_slip_in_the_list_of_stacks_is_refused_with_the_key(
