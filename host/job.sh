@@ -458,7 +458,8 @@ ask_image() {
     if [[ -n $asked_to_end ]]; then
         exit "$asked_to_end"
     fi
-    [[ $said != *"invalid choice: 'prepare'"* ]] ||
+    # An older image does not know `prepare`, or does not wait for what it is asked.
+    [[ $said != *"invalid choice: 'prepare'"* && $said != *"$handover_dir/ask cannot be read"* ]] ||
         refuse image-other-version \
             "the image $APPTRAIN_IMAGE is of another version than the checkout" \
             "$APPTRAIN_HOME: make image"

@@ -93,14 +93,21 @@ is_pbs_job() {
 # Also what the profile's modules bring, which are loaded by now.
 ask_site() {
     if is_pbs_job; then
-        facts+=("told=$(timeout "$QSTAT" qstat -f "$PBS_JOBID" 2>/dev/null || true)")
-        facts+=("queue=$(timeout "$QSTAT" qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null || true)")
+        facts+=("told=$(answer_of qstat -f "$PBS_JOBID" 2>/dev/null)")
+        facts+=("queue=$(answer_of qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null)")
         if [[ -r ${PBS_NODEFILE:-} ]]; then
             facts+=("nodefile=$(<"$PBS_NODEFILE")")
         fi
     fi
     if type -P mpiexec >/dev/null; then
-        facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)")
+        facts+=("mpiexec=$(answer_of mpiexec --version 2>&1)")
+    fi
+}
+
+# answer_of CMD...: prints what it says; nothing if the job is to end, or it does not answer.
+answer_of() {
+    if [[ -z ${asked_to_end:-} ]]; then
+        timeout "$QSTAT" "$@" || true
     fi
 }
 

@@ -145,7 +145,9 @@ def granted(request: JobRequest) -> tuple[JobRequest, str]:
             time = value.partition("=")[2]
             # A bare number has seconds here.
             request = replace(request, time=login.clock(int(time)) if time.isdecimal() else time)
-        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")) or _shares_hosts(value):
+        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")) or (
+            request.nodes > 1 and _shares_hosts(value)
+        ):
             return request, f"-l {value}"
     return request, ""
 

@@ -240,6 +240,7 @@ def test_further_words_change_the_time_or_leave_open_what_is_granted() -> None:
         assert login.granted(request("-l", f"mem=1gb,{word}"))[1] == f"-l {word}"
     for word in ("mem=1gb", "place=scatter", "place=scatter:excl:group=rack", "place=excl:scatter"):
         assert login.granted(request("-l", word))[1] == ""
+    assert login.granted(replace(request("-l", "place=excl"), nodes=1))[1] == "", "one chunk shares no host"
 
 
 def test_a_chunk_has_as_many_slots_as_it_says_else_one() -> None:

@@ -172,6 +172,12 @@ HOST = os.uname().nodename
             64,
             f"apptrain: the image /i.sif is of another version than the checkout {CHECKOUT}: make image",
         ),
+        (
+            'status=64 said="apptrain: $handover_dir/ask cannot be read (No such file or directory): the job"',
+            False,
+            64,
+            f"apptrain: the image /i.sif is of another version than the checkout {CHECKOUT}: make image",
+        ),
     ],
 )
 def test_what_becomes_of_a_job_is_what_the_image_says(

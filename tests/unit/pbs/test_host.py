@@ -133,6 +133,16 @@ def test_what_pbs_says_of_the_job_is_for_the_image(tmp_path: Path) -> None:
     assert bash(script) == "|"
 
 
+def test_a_job_that_is_to_end_asks_nothing_further() -> None:
+    """Each question may take half a minute, and PBS kills after ten seconds."""
+    script = (
+        QSTAT
+        + r"""describe_job; trap 'asked_to_end=143' TERM; qstat() { kill "$$"; echo "qstat $*"; }
+        ask_site; printf '%s|' "${facts[@]:2}" """
+    )
+    assert bash(script, PBS_JOBID="7") == "told=qstat -f 7|queue=|"
+
+
 def test_a_server_that_does_not_answer_says_nothing() -> None:
     script = QSTAT + r"""qstat() { return 1; }; describe_job; ask_site; printf '%s|' "${facts[@]:2}" """
     assert bash(script, PBS_JOBID="7") == "told=|queue=|"
