@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from entrypoint.cli import embedded
 from entrypoint.cli import main as cli
+from entrypoint.core.frozen import dataclass
 from entrypoint.meet import terms
 from entrypoint.plan import options
 from entrypoint.ranks import ranks
@@ -46,7 +47,7 @@ def agent_stopped(seconds: float) -> None:
 
 
 def answer(seconds: float) -> None:
-    @dataclasses.dataclass(frozen=True, kw_only=True)
+    @dataclass(frozen=True, kw_only=True)
     class Timeouts(terms.Timeouts):
         answer: float = seconds
 
