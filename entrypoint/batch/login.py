@@ -239,3 +239,9 @@ def run(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stdout
+
+
+def on_cluster(job: str) -> tuple[list[str], str]:
+    """(the words with which Slurm's programs ask the cluster of JOB;CLUSTER, JOB)."""
+    number, _, cluster = job.partition(";")
+    return (["-M", cluster] if cluster else []), number

@@ -55,8 +55,8 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
     try:
         return _follow(job, lambda: ask(job, site))
     except KeyboardInterrupt:
-        number, _, cluster = job.partition(";")
-        cancel = shlex.join([words_of(scheduler).cancels, *(["-M", cluster] if cluster else []), number])
+        where, number = login.on_cluster(job)
+        cancel = shlex.join([words_of(scheduler).cancels, *where, number])
         _say(f"job {job} goes on; again: {_again(job)}; to cancel it: {cancel}")
         return INTERRUPTED
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from entrypoint.batch import login, native, secrets
-from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, on_cluster, pairs, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.slurm.options import GROUPS, TABLE, group, joined, kind, replaces
 from entrypoint.core.errors import BadInput, of_signal
@@ -241,12 +241,6 @@ def submitted(answer: str) -> str:
         r"^(?:Submitted batch job )?(\d+)(?:(?: on cluster |;)(\S+))?\s*$", answer, re.MULTILINE
     )
     return ";".join(filter(None, found[-1])) if found else ""
-
-
-def on_cluster(job: str) -> tuple[list[str], str]:
-    """(the words with which Slurm's programs ask the cluster of JOB;CLUSTER, JOB)."""
-    number, _, cluster = job.partition(";")
-    return (["-M", cluster] if cluster else []), number
 
 
 def ask(job: str, _site: Profile | None) -> JobStatus | None:

@@ -163,15 +163,21 @@ def test_without_a_mirror_the_way_to_give_one_and_the_other_road_are_named(
     )
 
 
-def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
-    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, address = served
+def locked_and_gone(tmp_path: Path, folder: Path) -> tuple[Path, Path]:
+    """The lock of a package that the mirror no longer has, and where the mirror's index is to be."""
     lock = tmp_path / "lock"
     lock.write_text(debian.write_index([package(folder)]))
     (folder / "pool/main/hello_1.0-1_all.deb").unlink()
     index = folder / "dists/trixie/main/binary-amd64/Packages.xz"
     index.parent.mkdir(parents=True)
+    return lock, index
+
+
+def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
+    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = served
+    lock, index = locked_and_gone(tmp_path, folder)
     index.write_bytes(lzma.compress(debian.write_index([package(folder, version="1.0-2")]).encode()))
     monkeypatch.setenv("DEBIAN_MIRROR", address)
     with pytest.raises(BuildRefused) as refusal:
@@ -186,11 +192,7 @@ def test_a_mirror_whose_index_is_none_offers_none(
     tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = served
-    lock = tmp_path / "lock"
-    lock.write_text(debian.write_index([package(folder)]))
-    (folder / "pool/main/hello_1.0-1_all.deb").unlink()
-    index = folder / "dists/trixie/main/binary-amd64/Packages.xz"
-    index.parent.mkdir(parents=True)
+    lock, index = locked_and_gone(tmp_path, folder)
     index.write_text("<html>log in</html>")
     monkeypatch.setenv("DEBIAN_MIRROR", address)
     with pytest.raises(BuildRefused, match=r"^hello: the lock has 1.0-1, the mirror offers none: "):
@@ -198,7 +200,7 @@ def test_a_mirror_whose_index_is_none_offers_none(
 
 
 @pytest.mark.parametrize("name", ["DEBIAN_MIRROR", "DEBIAN_SNAPSHOT"])
-@pytest.mark.parametrize("given", ["deb.debian.org/debian", "ftp://m/debian", "file:///srv/debian"])
+@pytest.mark.parametrize("given", ["mirror.example/debian", "ftp://m/debian", "file:///srv/debian"])
 def test_a_mirror_that_is_no_address_of_the_web_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: str
 ) -> None:

@@ -16,14 +16,20 @@ from containers.download import NoAnswer
 from containers.stacks import BuildRefused
 
 
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    """Of one package, with a hash that no file has."""
+    file = tmp_path / "lock.txt"
+    file.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
+    return file
+
+
 def test_a_changed_wheel_hash_is_an_error_that_names_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "index"
     folder.mkdir()
     (folder / "probe-1.0-py3-none-any.whl").write_bytes(b"no zip at all")
-    lock = tmp_path / "lock.txt"
-    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     for name, value in (("CONFIG_FILE", "/dev/null"), ("FIND_LINKS", str(folder)), ("NO_INDEX", "1")):
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(BuildRefused) as refusal:
@@ -35,13 +41,11 @@ def test_a_changed_wheel_hash_is_an_error_that_names_the_package(
 
 
 def test_a_wheel_that_is_gone_is_an_error_with_both_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "index"
     folder.mkdir()
     (folder / "probe-2.0-py3-none-any.whl").write_bytes(b"newer")
-    lock = tmp_path / "lock.txt"
-    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     for name, value in (("CONFIG_FILE", "/dev/null"), ("FIND_LINKS", str(folder)), ("NO_INDEX", "1")):
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(BuildRefused) as refusal:
@@ -66,12 +70,11 @@ FILL = (
     ],
 )
 def test_a_wheel_that_a_directory_lacks_is_named_with_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, state: str
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch, held: str, state: str
 ) -> None:
-    folder, lock = tmp_path / "carried", tmp_path / "lock.txt"
+    folder = tmp_path / "carried"
     folder.mkdir()
     (folder / held).write_bytes(b"cut")
-    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with pytest.raises(BuildRefused) as refusal:
         wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
@@ -79,11 +82,9 @@ def test_a_wheel_that_a_directory_lacks_is_named_with_the_directory(
 
 
 def test_an_index_that_cannot_be_reached_offers_nothing_and_is_no_reason_for_other_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip itself says then that no version was found."""
-    lock = tmp_path / "lock.txt"
-    lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     settings = {"CONFIG_FILE": "/dev/null", "INDEX_URL": "http://127.0.0.1:1/simple", "RETRIES": "0"}
     for name, value in settings.items():
         monkeypatch.setenv(f"PIP_{name}", value)
