@@ -9,6 +9,9 @@ able to run carries `@pytest.mark.ci_may_skip("why")`. Every other skip there me
 meant to prove.
 
 APPTRAIN_TEST_ORDER=SEED runs them in another order: what passes in one only hides something.
+
+`make test` is two sessions, and the second prints for 20 minutes: what failed in either is kept in the file that
+APPTRAIN_TEST_FAILED names, for make to print at the end of all.
 """
 
 import gc
@@ -18,6 +21,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -29,6 +33,8 @@ hypothesis.settings.register_profile("ours", deadline=None)  # no test fails on 
 hypothesis.settings.load_profile("ours")
 
 gc.disable()  # until all tests are collected: the search finds nothing, and each worker imports torch meanwhile
+
+FAILED = os.environ.pop("APPTRAIN_TEST_FAILED", "")  # not for the sessions that tests start
 
 # A shell starts what it leaves in the background with Ctrl-C ignored, nohup ignores SIGHUP, and every program below
 # inherits that. A handler is not inherited, and this one lets the tests themselves outlive their terminal.
@@ -88,6 +94,16 @@ def _unexcused(reporter: TerminalReporter) -> list[str]:
     return found
 
 
+def _failed(reporter: TerminalReporter) -> list[str]:
+    """What failed, two lines each: the test, and how the reason for it begins."""
+    found = []
+    for report in reporter.stats.get("failed", []) + reporter.stats.get("error", []):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = str(crash.message if crash else report.longrepr).strip()
+        found += [f"FAILED {report.nodeid}", f"    {' '.join(reason.split())[:300]}"]
+    return found
+
+
 def _reporter(config: pytest.Config) -> TerminalReporter | None:
     if os.environ.get("CI") != "true" or config.option.collectonly:
         return None
@@ -102,9 +118,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    failed = _failed(terminalreporter)
     reporter = _reporter(config)
     if reporter and (skips := _unexcused(reporter)):
         reporter.section("skipped, although CI is meant to run it: this fails the session", red=True)
         for line in skips:
             reporter.line(line)
+            failed.append(f"SKIPPED {line}")
+    if failed and FAILED:
+        with Path(FAILED).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in failed)

@@ -176,6 +176,25 @@ A real worker would be one more pytest that is left to end by itself, which exec
 """
 
 
+def session(folder: Path, text: str, conftest: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    """One session of pytest, with our conftest.py, of a file with this text."""
+    (folder / "tests").mkdir(exist_ok=True)
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    for name in ("conftest.py", "loud.py"):
+        shutil.copy(CHECKOUT / "tests" / name, folder / "tests")
+    (folder / "tests" / "test_it.py").write_text(text)
+    (folder / "conftest.py").write_text(conftest)
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "--color=no", *PLUGINS],
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     ("test", "ci", "conftest", "status"),
     [
@@ -198,27 +217,31 @@ A real worker would be one more pytest that is left to end by itself, which exec
 def test_ci_fails_on_a_skip_that_nobody_excused(
     tmp_path: Path, test: str, ci: str, conftest: str, status: int
 ) -> None:
-    (tmp_path / "tests").mkdir()
-    shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
-    for name in ("conftest.py", "loud.py"):
-        shutil.copy(CHECKOUT / "tests" / name, tmp_path / "tests")
     text = (
         f"import pytest\n\n{test}\ndef test_one() -> None:\n    pass\n\ndef test_two() -> None:\n    pass\n"
     )
-    (tmp_path / "tests" / "test_it.py").write_text(text)
-    (tmp_path / "conftest.py").write_text(conftest)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "--color=no", *PLUGINS],
-        cwd=tmp_path,
-        env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        check=False,
-    )
+    done = session(tmp_path, text, conftest, CI=ci)
     assert done.returncode == status, done.stdout
     unexcused = "this fails the session" in done.stdout
     assert unexcused == bool(status)
     assert ("tests/test_it.py::test_one: Skipped: too slow" in done.stdout) == bool(status)
     skipped = "1 passed, 1 skipped" if "skip(" in test else "2 passed"
     assert re.fullmatch(rf"=+ {skipped} in .*=+", done.stdout.splitlines()[-1])
+
+
+def test_what_fails_in_two_sessions_is_kept_for_the_end_of_both(tmp_path: Path) -> None:
+    kept = tmp_path / "failed"
+    for text in (
+        "def test_good() -> None:\n    pass\n\ndef test_bad() -> None:\n    assert 'this' == 'that'\n",
+        "import pytest\n\n@pytest.fixture\ndef none():\n    1 / 0\n\ndef test_ugly(none) -> None:\n    pass\n",
+        "import pytest\n\n@pytest.mark.skip(reason='too slow')\ndef test_slow() -> None:\n    pass\n",
+    ):
+        assert session(tmp_path, text, CI="true", APPTRAIN_TEST_FAILED=str(kept)).returncode == 1
+    told = kept.read_text().splitlines()
+    assert told[0] == "FAILED tests/test_it.py::test_bad"
+    assert told[1].startswith("    AssertionError: assert 'this' == 'that'")
+    assert told[2:] == [
+        "FAILED tests/test_it.py::test_ugly",
+        "    ZeroDivisionError: division by zero",
+        "SKIPPED tests/test_it.py::test_slow: Skipped: too slow",
+    ]
