@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -323,11 +324,16 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
 @pytest.fixture
 def ending_workers() -> Iterator[None]:
     """A DataLoader does not tell its workers to end after an error of one, and ours ignore SIGTERM: a rank's end
-    is theirs."""
+    is theirs. torch's handler of SIGCHLD would raise an error for a worker that was killed, if it runs before the
+    worker has been waited for."""
     yield
-    for worker in multiprocessing.active_children():
-        worker.kill()
-        worker.join()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.usefixtures("ending_workers")
