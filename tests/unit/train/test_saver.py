@@ -93,10 +93,12 @@ def test_training_goes_on_while_a_state_is_written_and_may_change_it(
 
 
 def test_the_next_save_waits_for_the_one_before(run_dir: Path, gate: threading.Event) -> None:
-    desk = Desk(run_dir, before_commit=closed(gate), keep=0)
+    waits = threading.Event()
+    desk = Desk(run_dir, before_commit=closed(gate), beat=waits.set, keep=0)
     desk.saver.start(state(20))
     second = threading.Thread(target=desk.saver.start, args=(state(40),))
     second.start()
+    assert waits.wait(BOUND_S)
     second.join(0.2)
     assert second.is_alive()
     assert desk.steps == []
@@ -110,7 +112,13 @@ def test_the_next_save_waits_for_the_one_before(run_dir: Path, gate: threading.E
 
 def test_a_wait_that_a_user_would_notice_is_said(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.saver._SLOW_S", 0.05)
-    desk = Desk(run_dir, before_commit=lambda: time.sleep(0.3))
+    waits = threading.Event()
+
+    def slow() -> None:
+        assert waits.wait(BOUND_S)
+        time.sleep(0.3)
+
+    desk = Desk(run_dir, before_commit=slow, beat=waits.set)
     desk.saver.start(state(20))
     desk.saver.start(state(40))
     desk.saver.wait()
@@ -139,6 +147,8 @@ def test_a_save_that_is_waited_for_gives_signs_of_life_only_while_it_makes_progr
     desk.saver.start(state(20))
     waiting = threading.Thread(target=desk.saver.wait)
     waiting.start()
+    while not signs:
+        waiting.join(0.01)
     waiting.join(0.5)
     assert 1 <= len(signs) <= 3, "the two files, at most"
     gate.set()
