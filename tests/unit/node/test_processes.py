@@ -233,7 +233,7 @@ from entrypoint.node import processes
 processes.adopt_orphans()
 subprocess.run("true & true &", shell=True, check=True)
 mine = subprocess.Popen(["sleep", "50"])
-time.sleep(0.5)
+while [processes.state(pid) for pid in processes._children(os.getpid())].count("Z") < 2: time.sleep(0.02)
 first = processes.reap(frozenset())
 second = processes.reap(first)
 left = [pid for pid in first if processes.state(pid)]
