@@ -23,8 +23,8 @@ from tests.ports import free_port
 KEY = b"k" * 32
 PORT_ADVICE = "give another --master-port"
 NOT_VERIFIED = "it sent a frame that the join key does not verify"
-SHORT = Timeouts(join=10, peer=5, connect=10, handshake=0.4, remind=60, poll=0.05, collect=0.15)
-"""`connect` is long enough for a busy machine: who waits for its end shortens it."""
+SHORT = Timeouts(join=10, peer=5, connect=10, handshake=10, remind=60, poll=0.05, collect=0.15)
+"""`connect` and `handshake` are long enough for a busy machine: who waits for their end shortens them."""
 
 
 def who(node_rank: int, **changes: Any) -> Identity:
@@ -120,6 +120,10 @@ class Place:
         return await greet(reader, writer, key, hub=False), writer
 
 
+GUARD = 15
+"""Seconds for what comes at once, on any machine."""
+
+
 def hello(me: Identity) -> dict[str, Any]:
     return {"type": "hello", "identity": asdict(me), "left": 10.0}
 
@@ -142,20 +146,20 @@ def unsent(wire: Wire, writer: asyncio.StreamWriter, message: dict[str, Any]) ->
 
 async def said_to(wire: Wire) -> dict[str, Any]:
     """The next message but for signs of life."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while (message := await wire.receive())["type"] == "beat":
             pass
     return message
 
 
-async def until(condition: Callable[[], bool], bound: float = 5) -> None:
+async def until(condition: Callable[[], bool], bound: float = GUARD) -> None:
     async with asyncio.timeout(bound):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 async def events(*links: Link) -> list[Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         return [await link.next() for link in links]
 
 
@@ -170,7 +174,7 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
         async def bounded() -> None:
             complaints: list[Any] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await test(**arguments)
             await asyncio.sleep(0)
             assert complaints == []

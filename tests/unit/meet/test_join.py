@@ -267,7 +267,9 @@ async def test_a_hub_that_ends_before_the_start_ends_the_join() -> None:
 @run
 async def test_a_hub_that_does_not_decide_is_waited_for_as_long_as_the_join_may_take() -> None:
     place = Place()
-    text, _ = await one_after_another(place, {"type": "welcome"}, timeouts=replace(SHORT, join=1))
+    text, _ = await one_after_another(
+        place, {"type": "welcome"}, timeouts=replace(SHORT, join=2, handshake=2)
+    )
     assert re.sub(r"[\d.]+ s", "N s", text) == (
         f"Unavailable: node 0 (n0) at {place.endpoint} did not decide within N s: see its output"
     )

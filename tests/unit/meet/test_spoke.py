@@ -235,7 +235,8 @@ async def test_a_false_hub_that_sends_a_hello_back_is_refused() -> None:
 @run
 async def test_an_order_to_try_no_way_is_carried_out() -> None:
     place, order = Place(), {"type": "try", "number": 3, "ways": []}
-    text, heard = await one_after_another(place, {"type": "welcome"}, order, timeouts=replace(SHORT, join=1))
+    bounds = replace(SHORT, join=2, handshake=2)
+    text, heard = await one_after_another(place, {"type": "welcome"}, order, timeouts=bounds)
     assert heard == [{"type": "tried", "number": 3, "failed": []}]
     assert text.startswith(f"Unavailable: node 0 (n0) at {place.endpoint} did not decide within ")
 
