@@ -166,7 +166,7 @@ def agents(run: Path) -> list[int]:
     return [pid for pid in processes_with(str(run)) if pid in found]
 
 
-def gone(text: str, seconds: float = 5.0) -> bool:
+def gone(text: str, seconds: float = 30.0) -> bool:
     """Whether every process with the text in its environment has ended within the bound."""
     deadline = time.monotonic() + seconds
     while processes_with(text):

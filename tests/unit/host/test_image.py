@@ -428,7 +428,7 @@ def hasty(node: Node, tmp_path: Path) -> Path:
     """run.sh of a checkout in which a mount may take a second."""
     checkout = tmp_path / "hasty"
     copy_of_host_half(checkout)
-    shorten(checkout / "host/image.sh", MOUNT_LIMIT=1, MOUNT_BOUND=2)
+    shorten(checkout / "host/image.sh", MOUNT_LIMIT=1)
     node.env["FAKE_SAYS"] = IN_10_S
     return checkout / "containers/run.sh"
 
@@ -461,6 +461,7 @@ def test_a_mount_that_takes_too_long_again_is_followed_by_unpacking(node: Node, 
 
 
 def test_a_mount_that_does_not_end_is_not_waited_for(node: Node, hasty: Path) -> None:
+    shorten(hasty.parents[1] / "host/image.sh", MOUNT_BOUND=2)
     ended = hasty_run(node, hasty, FAKE_MOUNT="1,2", FAKE_TAKES="1.2,60")
     assert (ended.returncode, ended.stdout) == (0, "it ran\n")
     assert "does not mount the image (it takes more than 2 s): unpacking it to " in ended.stderr

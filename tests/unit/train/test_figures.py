@@ -36,10 +36,10 @@ def ending(*, steps: int, first_step_done: float | None = None) -> LoopEnd:
 
 
 def test_times_are_those_of_this_process_in_utc() -> None:
-    info = RankInfo(node="here", job_id="7", attempt=2)
+    info, before = RankInfo(node="here", job_id="7", attempt=2), time.time()
     found = figures.of_run(ending(steps=5, first_step_done=time.monotonic()), 8, info)
     began, ended = (datetime.fromisoformat(found[name]) for name in ("began", "ended"))
-    assert abs(ended.timestamp() - time.time()) < 5
+    assert before - 1 < ended.timestamp() <= time.time()
     assert (ended - began).total_seconds() == pytest.approx(found["wall_s"], abs=1.01)
     assert 0 < found["first_step_s"] <= found["wall_s"] < time.clock_gettime(time.CLOCK_BOOTTIME)
     assert (found["job_id"], found["attempt"], found["train_s"], found["images_per_s"]) == ("7", 2, 5.0, 16.0)
@@ -97,5 +97,6 @@ def test_the_time_for_which_a_rank_waits_for_images_is_counted() -> None:
             yield torch.tensor(number), torch.tensor(number)
 
     batches = figures.Timed(slow())
+    began = time.monotonic()
     assert [int(images) for images, _ in batches] == [0, 1]
-    assert 0.1 <= batches.waited_s < 5
+    assert 0.1 <= batches.waited_s <= time.monotonic() - began
