@@ -257,8 +257,20 @@ def resolve(
         else:
             settings[option.name] = Setting(value=option.default, source=DEFAULT)
     if settings["doctor"].value:
-        command = (*DOCTOR, *command)
+        command = _doctor(command)
     return Settings(settings, command)
+
+
+def _doctor(command: Sequence[str]) -> Sequence[str]:
+    """What --doctor starts. Raises BadInput for a script: each rank would refuse it, after the wait in the
+    queue."""
+    if tuple(command) not in ((), ("--json",)):
+        raise BadInput(
+            "doctor-cmd",
+            f"--doctor takes no script: leave `-- {shlex.join(command)}` out "
+            "(only --json may stand behind --)",
+        )
+    return (*DOCTOR, *command)
 
 
 def check_spelling(env: Mapping[str, str]) -> None:

@@ -263,6 +263,10 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
     Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
     Mistake(given="apptrain run --doctor --on-failure requeue", found="--doctor looks once: leave --on-failure requeue out"),
+    *(
+        Mistake(given=f"apptrain {name} --doctor -- my_script.py", found="--doctor takes no script: leave `-- my_script.py` out (only --json may stand behind --)", who=who)
+        for name, who in COMMANDS.items()
+    ),
     Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?"),
     Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
     Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?"),

@@ -75,12 +75,22 @@ def test_a_wrong_value_is_named_with_where_it_stands(
     assert str(refused.value) == said
 
 
-def test_without_a_command_it_is_the_reference_job_and_the_doctor_stands_before_any() -> None:
+def test_without_a_command_it_is_the_reference_job_and_the_doctor_is_a_command_of_its_own() -> None:
     reference = ("-m", "train", "--config", "digits")
     assert resolved({}, {}, NO_PROFILE).command == reference
     assert resolved({}, {}, NO_PROFILE, "my.py", "1").command == ("my.py", "1")
     assert resolved({"doctor": "1"}, {}, NO_PROFILE).command == ("-m", "entrypoint.doctor")
-    assert resolved({"doctor": "1"}, {}, NO_PROFILE, "my.py").command == ("-m", "entrypoint.doctor", "my.py")
+    as_json = resolved({}, {"APPTRAIN_DOCTOR": "1"}, NO_PROFILE, "--json")
+    assert as_json.command == ("-m", "entrypoint.doctor", "--json")
+
+
+@pytest.mark.parametrize("command", ["my.py --lr 0.1", "--jsno", "--json my.py", "-m train", "my.py --json"])
+def test_the_doctor_takes_no_script_and_no_other_option(command: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        resolved({"doctor": "1"}, {}, NO_PROFILE, *command.split())
+    assert str(refused.value) == (
+        f"--doctor takes no script: leave `-- {command}` out (only --json may stand behind --)"
+    )
 
 
 LINE = ["--device", "cpu", "--max_restarts=2", "--doctor", "--", "my.py", "--device", "x"]
