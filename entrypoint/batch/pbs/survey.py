@@ -19,6 +19,8 @@ MODEL = re.compile(r"(gpu|accel)\w*_?(type|model|name|mod)")
 NAMED = re.compile(r"gpu|[vahbp][1-9]00|cuda|volta|ampere|hopper")
 """In the name of a queue for GPUs."""
 AVAILABLE = "resources_available."
+DOWN = ("down", "offline", "offline_by_mom", "stale", "state-unknown")
+"""States in which a vnode takes no jobs until somebody mends it. It may have others at the same time."""
 PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"
 
 Attributes = Mapping[str, str]
@@ -36,6 +38,8 @@ class Host:
     memory_gib: int
     is_whole: bool
     """Jobs get it alone."""
+    is_up: bool
+    """One of its vnodes is, at least."""
     attributes: Attributes
     """Of its first vnode."""
 
@@ -56,8 +60,9 @@ def survey(machine: LoginNode) -> SiteSurvey:
         )
     server, of_server = next(iter(servers.items()), ("", {}))
     every = hosts(vnodes)
-    with_gpus = [host for host in every if host.gpus]
-    default, all_have = of_server.get("default_queue", "").partition("@")[0], with_gpus == every
+    having = [host for host in every if host.gpus]
+    default, all_have = of_server.get("default_queue", "").partition("@")[0], having == every
+    with_gpus = [host for host in having if host.is_up] or having
     queue, others = _choose(queues, with_gpus, default, all_have=all_have)
     chosen, rest = _alike(_of_queue(queues.get(queue, {}), queue, with_gpus) or with_gpus)
     one = chosen[0] if chosen else None
@@ -119,10 +124,15 @@ def hosts(vnodes: Mapping[str, Attributes]) -> list[Host]:
                 cpus=_sum(several, "ncpus"),
                 memory_gib=sum(limits.gib(each.get(f"{AVAILABLE}mem", "")) or 0 for each in several),
                 is_whole=first.get("sharing", "").startswith(("default_excl", "force_excl")),
+                is_up=any(not _is_down(each) for each in several),
                 attributes=first,
             )
         )
     return found
+
+
+def _is_down(vnode: Attributes) -> bool:
+    return any(state.lower() in DOWN for state in _items(vnode.get("state", "")))
 
 
 def _sum(several: Sequence[Attributes], resource: str) -> int:
@@ -233,10 +243,11 @@ def _nodes(chosen: Sequence[Host]) -> Iterator[Line]:
         yield Line("nodes.gpus", 0, "nothing is known", (text,))
         return
     one = chosen[0]
+    down = "" if one.is_up else "; no host with GPUs is up"
     yield Line(
         "nodes.gpus",
         one.gpus,
-        f"pbsnodes: {one.counted_by} of {counted(len(chosen), 'host')}, such as {one.name}",
+        f"pbsnodes: {one.counted_by} of {counted(len(chosen), 'host')}, such as {one.name}{down}",
     )
     if cpus := min(host.cpus for host in chosen):
         yield Line("nodes.cpus", cpus, "pbsnodes: the least ncpus of these hosts")

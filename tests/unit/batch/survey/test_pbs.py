@@ -91,6 +91,31 @@ def test_a_queue_that_a_node_names_has_its_gpus(login: Login) -> None:
     assert (values(found)["request.partition"], values(found)["nodes.gpus"]) == ("b", 4)
 
 
+@pytest.mark.parametrize(
+    "state", ["down", "offline", "down,offline", "state-unknown,down", "Stale", "offline,job-busy"]
+)
+def test_hosts_that_are_down_or_offline_are_no_hosts_with_gpus(state: str, login: Login) -> None:
+    retired = "".join(node(f"old{i}", 8, f"state = {state}", "queue = old") for i in range(3))
+    up = node("new1", 4, "state = free") + node("new2", 4, "state = job-exclusive,resv-exclusive")
+    found = survey(login, queue("old") + queue("new", "resources_min.ngpus = 1"), retired + up)
+    assert (found.node, values(found)["nodes.gpus"], values(found)["request.partition"]) == ("new1", 4, "new")
+    assert why(found, "nodes.gpus") == "pbsnodes: ngpus of 2 hosts, such as new1"
+    assert asked(found).keys().isdisjoint({"request.partition", "request.gpus"})
+
+
+def test_where_no_host_with_gpus_is_up_it_is_said(login: Login) -> None:
+    nodes = node("c1", 0, "state = free") + node("g1", 4, "state = down") + node("g2", 4, "state = offline")
+    found = survey(login, queue("gpu"), nodes)
+    assert values(found)["nodes.gpus"] == 4
+    assert why(found, "nodes.gpus") == "pbsnodes: ngpus of 2 hosts, such as g1; no host with GPUs is up"
+
+
+def test_a_host_is_up_if_one_of_its_vnodes_is() -> None:
+    host = {"resources_available.host": "g1", "resources_available.ngpus": "2"}
+    (found,) = pbs.hosts({"g1[0]": {**host, "state": "offline"}, "g1[1]": {**host, "state": "free"}})
+    assert (found.gpus, found.is_up) == (4, True)
+
+
 def test_amounts_that_a_chunk_asks_for_do_not_tell_where_it_runs(login: Login) -> None:
     chunk = ("default_chunk.Qlist = x", "default_chunk.mem = 4gb", "default_chunk.ncpus = 1")
     nodes = node("c1", 0) + node("g1", 4, "resources_available.Qlist = x")
