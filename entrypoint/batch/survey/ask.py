@@ -32,9 +32,9 @@ class LoginNode:
         """The program's path; empty where it is not in PATH."""
         return shutil.which(program, path=self.env.get("PATH", os.defpath)) or ""
 
-    def ask(self, *command: str, name: str = "") -> str:
+    def ask(self, *command: str, name: str = "", after: str = "") -> str:
         """What the command prints; empty where it is not there, fails, or does not answer in time. `name`:
-        as it is told (else its words but options)."""
+        as it is told (else its words but options). `after`: only what it prints behind this counts."""
         name = name or " ".join(word for word in command if not word.startswith("--"))
         if not self.find(command[0]):
             self.told.append(f"{name}: not in PATH")
@@ -43,6 +43,8 @@ class LoginNode:
             # Files, not pipes: a grandchild that holds a pipe open would hold us up.
             status = self._run(command, out.fileno(), errors.fileno())
             said, wrong = _text(out), _text(errors)
+        if after:
+            said = said.partition(after)[2]
         if status is None:
             self.told.append(f"{name}: no answer in {self._answer:.0f} s")
         elif status:

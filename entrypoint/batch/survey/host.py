@@ -23,6 +23,8 @@ VIRTUAL = re.compile(r"(lo|docker|veth|virbr|br-|cni|tun|tap|ifb|dummy|vnet|podm
 SUFFIXES = ("-hsn", "-hsn0", "-ib", "-ib0", "-ipoib", "-opa")
 """What sites append to a node's name for its address on the fast network."""
 PROGRAMS = ("apptainer", "singularity", "singularityce", "singularity-ce")
+MODULES = "modules-follow\n"
+"""What is printed before the modules: login shells print the site's news."""
 SCRATCH = ("SCRATCH", "PSCRATCH", "WORK", "WRKDIR", "SCRATCHDIR", "CINECA_SCRATCH", "MYSCRATCH")
 NODE_HAS = "`ip -br addr` on a compute node says"
 PLUGIN = (
@@ -205,10 +207,20 @@ def program(machine: LoginNode) -> Iterator[Line]:
 
 
 def modules(machine: LoginNode) -> list[str]:
-    """The modules of Apptainer and Singularity, without versions, the better first."""
-    answer = machine.ask("bash", "-lc", "module -t avail 2>&1", name="module avail")
-    names = {word.partition("/")[0].partition("(")[0] for word in answer.split() if not word.endswith(":")}
-    return [name for name in PROGRAMS if name in names]
+    """The modules of Apptainer and Singularity as the site spells them, without versions, the best first."""
+    command = f"echo {MODULES.strip()}; module -t avail 2>&1"
+    answer = machine.ask("bash", "-lc", command, name="module avail", after=MODULES)
+    found: dict[str, tuple[int, int]] = {}
+    for line in answer.splitlines():
+        word, *marks = line.split() or [""]
+        if word.endswith(":") or any(mark[0] not in "(<" for mark in marks):
+            continue  # a heading, or a message
+        parts = word.partition("(")[0].split("/")
+        known = [count for count, part in enumerate(parts, 1) if part.lower() in PROGRAMS]
+        if known:
+            name = "/".join(parts[: known[0]])
+            found[name] = (PROGRAMS.index(parts[known[0] - 1].lower()), known[0])
+    return sorted(found, key=found.__getitem__)
 
 
 def scratch(machine: LoginNode) -> Iterator[Line]:

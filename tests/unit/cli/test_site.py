@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.batch.pbs import survey
+from entrypoint.batch.survey import host
 from entrypoint.cli import site
 from tests.unit.batch.survey.conftest import login, named
 from tests.unit.batch.survey.login import Login, address, addresses
@@ -20,7 +21,7 @@ SLURM = {
     "ip -j addr": addresses(address("eth0", "10.77.42.1/24"), address("hsn0", "10.77.43.1/24")),
     "getent ahostsv4 gpu-a01-hsn": "10.77.43.11 STREAM gpu-a01-hsn",
     "getent ahostsv4 gpu-a01": "10.77.42.11 STREAM gpu-a01",
-    "bash -lc module": "/sw/modules:\napptainer/1.4.5",
+    "bash module": f"{host.MODULES}/sw/modules:\napptainer/1.4.5",
 }
 PROFILE = """\
 # A first profile of testbed, by `apptrain site` on login, 2026-11-23.

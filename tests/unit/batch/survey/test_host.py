@@ -192,10 +192,16 @@ def test_a_program_in_path_is_asked_about_and_no_module_is_loaded(login: Login) 
             "module avail; there is also singularity",
         ),
         ("/sw/apptainer:\nsingularity-ce/4.1\n", "singularity-ce", "module avail"),
+        ("gcc/12\nApptainer/1.3.4\nApptainer/1.4.1 <L>\n", "Apptainer", "module avail"),
+        (
+            "gcc/12\ntools/Singularity/3.8 (D)\nSingularity/4.1\ntools/apptainer\n",
+            "tools/apptainer",
+            "module avail; there is also Singularity, tools/Singularity",
+        ),
     ],
 )
 def test_a_module_is_named_without_its_version(avail: str, name: str, why: str, login: Login) -> None:
-    login.has({"bash -lc module -t avail 2>&1": avail})
+    login.has({"bash module -t avail 2>&1": f"{host.MODULES}{avail}"})
     assert told(host.program(login.machine())) == [("container.modules", (name,), why)]
 
 
@@ -206,9 +212,20 @@ def test_a_real_shell_is_asked_for_its_modules(login: Login, tmp_path: Path) -> 
     assert told(host.program(login.machine())) == [("container.modules", ("apptainer",), "module avail")]
 
 
-@pytest.mark.parametrize("avail", ["/sw/apptainer:\ngcc/13\n", "apptainer-tools/1", ""])
+def test_what_a_login_shell_prints_is_no_module(login: Login, tmp_path: Path) -> None:
+    news = "printf 'NEWS:\napptainer\nsingularity is gone'"
+    (tmp_path / ".bash_profile").write_text(f"{news}\nmodule() {{ printf '/sw:\ngcc/12\n'; }}\n")
+    (login.bin / "bash").symlink_to("/bin/bash")
+    machine = login.machine()
+    assert asked(host.program(machine)) == {"container.modules": host.NO_PROGRAM}
+    assert machine.told == ["module avail: 2 lines"]
+
+
+@pytest.mark.parametrize(
+    "avail", ["/sw/apptainer:\ngcc/13\n", "apptainer-tools/1", "singularity is gone", ""]
+)
 def test_without_any_the_program_is_asked_for(avail: str, login: Login) -> None:
-    login.has({"bash -lc module -t avail 2>&1": avail})
+    login.has({"bash module -t avail 2>&1": f"{host.MODULES}{avail}"})
     assert asked(host.program(login.machine())) == {"container.modules": host.NO_PROGRAM}
 
 
