@@ -158,12 +158,18 @@ def _check_free(file: Path) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write(text)
-    except OSError as error:
-        raise BadInput("site-output-unwritable", f"-o {file} cannot be written: {error.strerror}") from None
-    render(file, write=True)
+    """The profile and its host file, or neither."""
+    with contextlib.ExitStack() as undo:
+        try:
+            with file.open("x", encoding="utf-8") as opened:
+                undo.callback(file.unlink)
+                opened.write(text)
+        except OSError as error:
+            raise BadInput(
+                "site-output-unwritable", f"-o {file} cannot be written: {error.strerror}"
+            ) from None
+        render(file, write=True)
+        undo.pop_all()
 
 
 def _named(file: Path) -> str:

@@ -1,5 +1,6 @@
 """entrypoint/cli/site.py: the first profile of a site, its file, and its dry run."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from entrypoint.batch.pbs import survey
 from entrypoint.batch.survey import host
 from entrypoint.cli import site
+from entrypoint.core.errors import BadInput
 from tests.unit.batch.survey.conftest import login, named
 from tests.unit.batch.survey.login import Login, address, addresses
 
@@ -144,6 +146,34 @@ def test_a_file_that_cannot_be_made_is_refused_before_anybody_is_asked(
     assert capsys.readouterr().err == f"apptrain: -o {name}: {why}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "root", there} - {""}
     assert not there or Path(there).read_text() == "mine"
+
+
+def test_a_profile_that_cannot_be_written_to_its_end_is_not_left_behind(
+    slurm: Login, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lab.yaml"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))  # as a disk that is full
+    try:
+        assert site.main(["-o", str(file)], slurm.machine()) == 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"apptrain: -o {file} cannot be written: File too large"
+    assert not file.exists()
+    assert site.main(["-o", str(file)], slurm.machine()) == 0
+
+
+def test_without_its_host_file_no_profile_is_left_behind(
+    slurm: Login, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(file: Path, **_: object) -> None:
+        raise BadInput("host-file-unwritable", f"{file}: full")
+
+    monkeypatch.setattr(site, "render", refuses)
+    assert site.main(["-o", str(tmp_path / "lab.yaml")], slurm.machine()) == 64
+    assert capsys.readouterr().err.endswith("lab.yaml: full\n")
+    assert not (tmp_path / "lab.yaml").exists()
 
 
 def test_a_link_that_leads_nowhere_is_not_written_through(slurm: Login, tmp_path: Path) -> None:
