@@ -298,8 +298,9 @@ def is_strong(runs: Sequence[Measured], asked: str) -> bool:
 
 
 def together(runs: Sequence[Measured], *, strong: bool) -> list[SizeRuns]:
-    """The runs by their number of nodes, in ascending order."""
-    groups = []
+    """The runs by their number of nodes, in ascending order, which is that of their ranks too. Raises
+    BadInput if they have no such order."""
+    groups: list[SizeRuns] = []
     for nodes in sorted({run.nodes for run in runs}):
         same = tuple(run for run in runs if run.nodes == nodes)
         if len({run.ranks for run in same}) > 1:
@@ -307,6 +308,13 @@ def together(runs: Sequence[Measured], *, strong: bool) -> list[SizeRuns]:
             raise BadInput(
                 "scaling-ranks-differ",
                 f"runs on {counted(nodes, 'node')} have {ranks} ranks: give runs with as many ranks a node",
+            )
+        if groups and same[0].ranks <= groups[-1].size.ranks:
+            before = groups[-1].size
+            raise BadInput(
+                "scaling-ranks-no-more",
+                f"runs on {counted(nodes, 'node')} have {counted(same[0].ranks, 'rank')}, and those on "
+                f"{before.nodes} have {before.ranks}: give sizes whose ranks grow with their nodes",
             )
         work = same[0].ranks if same[0].unit == STEPS and not strong else 1
         size = Size(nodes, same[0].ranks, tuple(run.rate * work for run in same), _mean(same), same[0].cores)

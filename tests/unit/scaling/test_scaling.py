@@ -397,6 +397,16 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     assert refused(["", two]) == "argument-empty"
 
 
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_nodes_with_no_more_ranks_are_no_scaling(ranks: int, tmp_path: Path) -> None:
+    one = other(tmp_path, "1", 1, 4.0, world_size=4)
+    two = other(tmp_path, "2", 2, 4.0, world_size=ranks)
+    more = rf"runs on 2 nodes have {ranks} ranks, and those on 1 have 4: give sizes whose ranks grow with their nodes"
+    with pytest.raises(BadInput, match=rf"^{more}$") as refusal:
+        command.main([str(two), str(one)], {})
+    assert (refusal.value.id, refusal.value.status) == ("scaling-ranks-no-more", 64)
+
+
 def test_the_picture_is_one_file_that_says_what_it_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
