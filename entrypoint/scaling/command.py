@@ -218,7 +218,7 @@ def _measure(
         f"directory {plain(str(path))}; broken off, the same line with --dir {shlex.quote(str(path))} goes on"
     )
     if given.cluster:
-        return jobs.submit(folder, asked, command, options, known, batch=batch, say=_say)
+        return jobs.submit(folder, asked, command, options, known, batch=batch, say=_say, env=env)
     from entrypoint.scaling import local
 
     runner = local.LocalRuns(folder, asked, command, options, batch=batch, minutes=minutes, say=_say, env=env)

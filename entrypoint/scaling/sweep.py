@@ -4,7 +4,7 @@
     DIR/scaling.json        what is measured: what a later call must agree with
     DIR/done/N.R.json       one for each finished run: repeat R on N nodes
     DIR/runs/nN-rR/         its run directory; a run that was broken off begins anew in another
-    DIR/jobs/N.R.json       the job that was submitted for it
+    DIR/jobs/N.R.json       the job that was last submitted for it
 
 Runs with the Python of a login node, from 3.9 on.
 """
@@ -134,6 +134,15 @@ class SweepFolder:
         folder = self.path / what
         folder.mkdir(mode=0o700, exist_ok=True)
         write_private(folder / f"{nodes}.{repeat}.json", json.dumps(dict(found), indent=2) + "\n")
+
+    def job(self, nodes: int, repeat: int) -> str:
+        """The id of the job that was submitted last; empty if that is not known."""
+        try:
+            found = files.read_json(self.path / "jobs" / f"{nodes}.{repeat}.json", reading.MOST)
+        except (OSError, ValueError):
+            return ""
+        job = found.get("job") if isinstance(found, dict) else None
+        return job if isinstance(job, str) else ""
 
     def noted(self, what: str) -> dict[tuple[int, int], Path]:
         """The run directories that are noted there, by (nodes, repeat)."""

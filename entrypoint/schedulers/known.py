@@ -44,7 +44,8 @@ class SchedulerWords:
     warns_later: str
     """What to do if its warning comes before the job begins."""
     after: tuple[str, ...] = ()
-    """Words of a request that let it wait for the end of another {job}, however that ends."""
+    """Words of a request that let it wait for the end of another {job}, however that ends; of several, with a
+    colon between them."""
     cores_beside_gpus: str = ""
     """How a request gets cores on the NUMA nodes of its GPUs."""
     task_cores_beside_gpus: str = ""

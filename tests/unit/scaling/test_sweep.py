@@ -14,6 +14,8 @@ from typing import NoReturn
 
 import pytest
 
+from entrypoint.batch.login import JobStatus
+from entrypoint.batch.slurm import login as slurm_login
 from entrypoint.cli import submit
 from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.scaling import command, jobs, local, sweep
@@ -133,13 +135,16 @@ def test_each_job_waits_for_the_end_of_the_one_before(
         return (1, "") if len(asked) == 4 else (0, f"Submitted batch job {40 + len(asked)}\n")
 
     monkeypatch.setattr(jobs, "_submit", answer)
+    monkeypatch.setattr(slurm_login, "ask", lambda *_: JobStatus(state="PENDING"))
     folder = open_folder(tmp_path / "s", replace(SWEEP, cluster="site"))
     whole = replace(SWEEP, cluster="site")
     slurm = words_of("slurm")
     said: list[str] = []
 
     def go() -> int:
-        return jobs.submit(folder, whole, whole.command, ["--time", "5"], slurm, batch=0, say=said.append)
+        return jobs.submit(
+            folder, whole, whole.command, ["--time", "5"], slurm, batch=0, say=said.append, env={}
+        )
 
     assert go() == 1
     runs = tmp_path / "s" / "runs"
@@ -150,12 +155,83 @@ def test_each_job_waits_for_the_end_of_the_one_before(
     assert asked[1][4:7] == ["--dependency=afterany:41", "--run-dir", str(runs / "n2-r1")]
     assert said == ["job 41: 1 node, repeat 1", "job 42: 2 nodes, repeat 1", "job 43: 1 node, repeat 2"]
     assert go() == 0  # the one that could not be submitted, alone
-    assert (asked[4][3], asked[4][4:6]) == ("2", ["--run-dir", str(runs / "n2-r2")])
+    waits = "--dependency=afterany:41:43:42"
+    assert (asked[4][3], asked[4][4:7]) == ("2", [waits, "--run-dir", str(runs / "n2-r2")])
+    assert said[3] == "0 runs measured before, 3 jobs still to end"
     assert json.loads((tmp_path / "s" / "jobs" / "2.2.json").read_text()) == {"run": "n2-r2", "job": "45"}
     with pytest.raises(BadInput) as refusal:
         command.main([str(tmp_path / "s")], {})
     assert refusal.value.id == "scaling-nothing"
     assert "its job has not begun" in str(refusal.value)
+
+
+def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(arguments: Sequence[str]) -> tuple[int, str]:
+        asked.append(list(arguments))
+        return 0, f"Submitted batch job {70 + len(asked)} on cluster west\n"
+
+    def ended(run: Path, status: int) -> None:
+        steps = {"timed": 100, "seconds": 4.0}
+        made = {"attempt": 0, "nodes": ["n"] * int(run.name[1]), "status": status, "steps": steps}
+        (run / "manifest.json").write_text(json.dumps({"command": ["x"], "attempts": [made]}))
+
+    told: dict[str, JobStatus | None] = {}
+    monkeypatch.setattr(jobs, "_submit", answer)
+    monkeypatch.setattr(slurm_login, "ask", lambda job, _: told[job])
+    what = replace(SWEEP, nodes=(1, 2, 3, 4), repeats=1, cluster="site")
+    folder = open_folder(tmp_path / "s", what)
+    slurm = words_of("slurm")
+    said: list[str] = []
+
+    def go() -> int:
+        return jobs.submit(folder, what, ["x"], [], slurm, batch=0, say=said.append, env={})
+
+    assert go() == 0
+    runs = tmp_path / "s" / "runs"
+    ended(runs / "n1-r1", 0)
+    ended(runs / "n2-r1", 1)
+    ended(runs / "n4-r1", 1)  # the scheduler will try that again
+    told |= {
+        "72;west": JobStatus(state="FAILED", status=1),
+        "73;west": None,
+        "74;west": JobStatus(state="PENDING"),
+    }
+    asked.clear()
+    said.clear()
+    assert go() == 0
+    assert [words[4:7] for words in asked] == [
+        ["--dependency=afterany:74", "--run-dir", str(runs / "n2-r1.1")],
+        ["--dependency=afterany:71", "--run-dir", str(runs / "n3-r1.1")],
+    ]
+    assert said[:3] == [
+        "again: 2 nodes, repeat 1: job 72;west ended with status 1: it failed with status 1",
+        "again: 3 nodes, repeat 1: nobody tells of job 73;west: it has left no manifest that can be read",
+        "1 run measured before, 1 job still to end",
+    ]
+    for run in ("n2-r1.1", "n3-r1.1", "n4-r1"):
+        ended(runs / run, 0)
+    said.clear()
+    assert go() == 0
+    assert len(asked) == 2
+    assert said[0] == "4 runs measured before, 0 jobs still to end"
+    assert said[1].startswith("all have ended: ")
+
+
+@pytest.mark.parametrize("note", ["[]", "{", '{"run": "n1-r1"}', '{"run": "n1-r1", "job": "-x"}'])
+def test_a_note_without_the_id_of_a_job_asks_nobody(
+    note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_submit", lambda _: (0, "7\n"))
+    monkeypatch.setattr(slurm_login, "ask", lambda *_: pytest.fail("asked"))
+    folder = open_folder(tmp_path / "s", SWEEP)
+    (folder.path / "jobs").mkdir()
+    (folder.path / "jobs" / "1.1.json").write_text(note)
+    assert jobs.submit(folder, SWEEP, ["x"], [], words_of("slurm"), batch=0, say=print, env={}) == 0
+    assert json.loads((folder.path / "jobs" / "1.1.json").read_text())["job"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +265,7 @@ def test_a_scheduler_that_names_no_job_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(jobs, "_submit", lambda _: (0, "welcome\n"))
     folder = open_folder(tmp_path / "s", SWEEP)
     with pytest.raises(BadInput, match="welcome, which names no job"):
-        jobs.submit(folder, SWEEP, SWEEP.command, [], words_of("slurm"), batch=0, say=print)
+        jobs.submit(folder, SWEEP, SWEEP.command, [], words_of("slurm"), batch=0, say=print, env={})
 
 
 def test_a_size_that_cmd_cannot_have_gets_no_job_and_the_next_one_waits_as_ever(
@@ -205,7 +281,7 @@ def test_a_size_that_cmd_cannot_have_gets_no_job_and_the_next_one_waits_as_ever(
     odd = replace(SWEEP, nodes=(2, 3, 4), repeats=1, command=("my.py", "{64/nodes}"), cluster="site")
     said: list[str] = []
     folder = open_folder(tmp_path / "s", odd)
-    assert jobs.submit(folder, odd, odd.command, [], words_of("slurm"), batch=0, say=said.append) == 0
+    assert jobs.submit(folder, odd, odd.command, [], words_of("slurm"), batch=0, say=said.append, env={}) == 0
     assert [(words[3], words[-1]) for words in asked] == [("2", "32"), ("4", "16")]
     assert asked[1][4] == "--dependency=afterany:7"
     assert said[1] == "left out: 3 nodes: 64 is no multiple of 3 nodes"
