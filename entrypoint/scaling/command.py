@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_argument(
         "--weak", action="store_true", help="each rank has the same work in a step (default of other CMD)"
     )
-    add("--repeats", default=str(REPEATS), metavar="N", help=f"runs of each size (default: {REPEATS})")
+    add("--repeats", default="", metavar="N", help=f"runs of each size (default: {REPEATS})")
     add(
         "--minutes",
         default="",
@@ -125,17 +125,27 @@ def _with_values(
 
 
 def _read(given: argparse.Namespace, env: Mapping[str, str]) -> int:
+    _refuse_of_measuring(given)
     paths: list[Path] = []
     waiting: list[str] = []
-    kind = _kind(given)
+    kinds: dict[str, Path] = {}
     for path in map(Path, given.runs):
         if not sweep.is_one(path):
             paths.append(path)
             continue
-        there, theirs, missing = in_folder(path, env)
-        kind, paths, waiting = kind or theirs, [*paths, *there], [*waiting, *missing]
+        there, kind, missing = in_folder(path, env)
+        paths, waiting = [*paths, *there], [*waiting, *missing]
+        if kind:
+            kinds.setdefault(kind, path)
+    asked = _kind(given)
+    if not asked and len(kinds) > 1:
+        raise BadInput(
+            "scaling-kinds-differ",
+            f"{' and '.join(f'{plain(str(path))} is of {kind} scaling' for kind, path in kinds.items())}: "
+            "give sweeps of one kind",
+        )
     runs, left_out = read_all(paths, env)
-    scaling = result.of(runs, kind, [*left_out, *waiting])
+    scaling = result.of(runs, asked or "".join(kinds), [*left_out, *waiting])
     show(scaling, as_json=given.json, image=given.image)
     return 0
 
@@ -189,7 +199,7 @@ def _measure(
     kind = _kind(given) or ("strong" if tuple(command[:2]) == REFERENCE else "weak")
     nodes = sweep.sizes(given.nodes) if given.nodes else _default_sizes(given.cluster)
     repeats, minutes = (
-        _number("--repeats", given.repeats),
+        _number("--repeats", given.repeats or str(REPEATS)),
         _number("--minutes", given.minutes or str(MINUTES)),
     )
     if repeats != int(repeats) or repeats > sweep.MOST_REPEATS:
@@ -317,6 +327,17 @@ def _batch(command: Sequence[str]) -> int:
         return arguments.read(command[2:], 1).config.batch_size
     except TrainingRefused as refused:
         raise BadInput(refused.id, f"train: {refused}") from None
+
+
+def _refuse_of_measuring(given: argparse.Namespace) -> None:
+    """Raises BadInput for an option that does nothing while runs are read."""
+    for name in ("nodes", "repeats", "minutes", "dir", "cluster"):
+        if getattr(given, name):
+            raise BadInput(
+                "scaling-run-option",
+                f"scaling: --{name} is of runs that it starts, and {plain(given.runs[0])} is one to be read: "
+                f"leave --{name} out, or give CMD behind --",
+            )
 
 
 def _refuse_of_this_machine(given: argparse.Namespace) -> None:

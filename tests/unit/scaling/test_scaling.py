@@ -397,6 +397,35 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     assert refused(["", two]) == "argument-empty"
 
 
+@pytest.mark.parametrize("option", ["--nodes=1,2", "--repeats=3", "--minutes=30", "--dir=x", "--cluster=lab"])
+def test_an_option_that_does_nothing_while_runs_are_read_is_refused(option: str, tmp_path: Path) -> None:
+    name = option.partition("=")[0]
+    one, two = other(tmp_path, "1", 1, 4.0), other(tmp_path, "2", 2, 5.0)
+    with pytest.raises(
+        BadInput, match=rf"^scaling: {name} .*: leave {name} out, or give CMD behind --$"
+    ) as refusal:
+        command.main([option, str(one), str(two)], {})
+    assert refusal.value.id == "scaling-run-option"
+
+
+def test_sweeps_of_two_kinds_are_read_together_only_if_one_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeps = []
+    for nodes, kind in ((1, "strong"), (2, "weak")):
+        asked = Sweep(kind=kind, nodes=(1, 2), repeats=1, command=("my.py",), options=(), cluster="")
+        folder = open_folder(tmp_path / kind, asked)
+        other(folder.path / "runs", f"n{nodes}-r1", nodes, 4.0)
+        folder.note("done", nodes, 1, {"run": f"n{nodes}-r1"})
+        sweeps.append(folder.path)
+    strong, weak = sweeps
+    said = f"{strong} is of strong scaling and {weak} is of weak scaling: give sweeps of one kind"
+    with pytest.raises(BadInput, match=rf"^{said}$") as refusal:
+        command.main([str(strong), str(weak)], {})
+    assert refusal.value.id == "scaling-kinds-differ"
+    assert scaling(capsys, sweeps, "--weak")[0]["kind"] == "weak"
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_nodes_with_no_more_ranks_are_no_scaling(ranks: int, tmp_path: Path) -> None:
     one = other(tmp_path, "1", 1, 4.0, world_size=4)
