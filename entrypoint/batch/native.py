@@ -79,11 +79,16 @@ def read(words: Sequence[str], table: OptionTable) -> NativeOption | None:
 
 
 def _next(name: str, rest: Sequence[str], table: OptionTable) -> tuple[str, tuple[str, ...]]:
-    """(the value of an option, its words). A word that begins like an option is no value: `--array --dry-run`
-    would submit."""
-    if not rest or re.match("--|-[A-Za-z]", rest[0]):
+    """(the value of an option, its words)."""
+    if not rest or is_option(rest[0]):
         raise BadInput("native-no-value", f"{name} of {table.program} needs a value: give {name} VALUE")
     return rest[0], (name, rest[0])
+
+
+def is_option(word: str) -> bool:
+    """Whether a word begins like an option, so that it is no value of the one before it: `--array --dry-run`
+    would submit."""
+    return re.match("--|-[A-Za-z]", word) is not None
 
 
 def read_all(words: Sequence[str], table: OptionTable) -> list[NativeOption]:

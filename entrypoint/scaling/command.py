@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from entrypoint.batch import native
 from entrypoint.core import files
 from entrypoint.core.checkout import apptrain
 from entrypoint.core.errors import BAD_INPUT, BadInput
@@ -119,7 +120,7 @@ def _with_values(
         place = mine if name in own or not word.startswith("-") else others
         place.append(word)
         takes = not equals and name not in flags and name not in FLAGS and word.startswith("-")
-        if takes and words and not words[0].startswith("--"):
+        if takes and words and not native.is_option(words[0]):
             place.append(words.pop(0))
     return parser.parse_args(mine), others
 

@@ -408,6 +408,8 @@ def test_what_will_be_measured_is_said_first(
         ["--device", "cpu", "--show-ranks=0", "-x", "3"],
         ["--omp_num_threads", "-3", "--no-binding", "--a=b c"],
         ["--restart-on-failure", "--standalone"],
+        ["--exclusive", "-p", "debug"],
+        ["--options", "-p debug"],
     ],
 )
 def test_options_that_are_not_of_scaling_are_those_of_the_runs(
