@@ -81,8 +81,9 @@ def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
         if world.is_first:
             report.show(line)
 
-    with world.unanimous():
+    with world.unanimous() as vote:
         source = datasets.open_source(config.data, seed=config.seed, device=device)
+        vote.value = source.all_images
         torch.manual_seed(rng.seed_for(config.seed, rng.WEIGHTS))
         model = models.build(
             config.model.name,
@@ -90,6 +91,15 @@ def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
             channels=source.channels,
             image_size=source.image_size,
         )
+    if not vote.is_agreed:
+        with world.unanimous():
+            first = world.broadcast_json({"node": info.node, "images": source.all_images})
+            if told := datasets.difference(first["images"], source.all_images):
+                raise TrainingRefused(
+                    "images-differ-by-rank",
+                    f"data.path={config.data.path}: the images differ between rank 0 on {first['node']} and "
+                    f"rank {info.rank} on {info.node} ({told}): give each node the same images",
+                )
     start, stopped, batch_size = None, 0, 0
     with world.unanimous():
         if world.is_first:

@@ -56,6 +56,10 @@ class Source(Protocol):
         is not resumed with another. Made without reading a file."""
 
     @property
+    def all_images(self) -> Mapping[str, Any]:
+        """The fingerprint, and the same of the evaluation split: one for all ranks of a job."""
+
+    @property
     def key_device(self) -> str:
         """Where the keys given to `train_batches` should lie."""
 
@@ -141,6 +145,10 @@ class InMemory:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         return {"train_size": self.train_size, "classes": self.classes}
+
+    @property
+    def all_images(self) -> Mapping[str, Any]:
+        return {**self.fingerprint, "test_size": self.test_size}
 
     @property
     def key_device(self) -> str:
@@ -291,21 +299,24 @@ class ImageFolder:
                 f"{root}: class {odd} is in one of train/ and val/ only: give both the same",
             )
         self.classes, self._names = len(names), names
-        self._train_folder = root / "train"
+        self._root = root
         self.train_size, self.test_size = len(self._train), len(self._test)
         self.image_size = data.image_size or 224
         self._data, self._seed, self._device = data, seed, device
 
     @cached_property
     def fingerprint(self) -> Mapping[str, Any]:
-        start = len(str(self._train_folder)) + 1
-        files = "\0".join(path[start:] for path, _ in self._train)
         return {
             "train_size": self.train_size,
             "classes": self.classes,
             "class_names": self._names,
-            "files_sha256": hashlib.sha256(os.fsencode(files)).hexdigest(),
+            "files_sha256": names_sha256(self._train, self._root / "train"),
         }
+
+    @property
+    def all_images(self) -> Mapping[str, Any]:
+        files = names_sha256(self._test, self._root / "val")
+        return {**self.fingerprint, "test_size": self.test_size, "test_files_sha256": files}
 
     def train_batches(self, keys: Iterator[Keys]) -> Iterator[Batch]:
         lists = ([*zip(*(part.tolist() for part in key), strict=True)] for key in keys)
@@ -355,6 +366,34 @@ def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     if not names:
         raise TrainingRefused("images-no-classes", f"{folder}: no folders: {expected}")
     return images, names
+
+
+def names_sha256(images: list[tuple[str, int]], folder: Path) -> str:
+    """Of the images' paths in the folder, in order."""
+    start = len(str(folder)) + 1
+    return hashlib.sha256(os.fsencode("\0".join(path[start:] for path, _ in images))).hexdigest()
+
+
+SHOWN: Final = 5
+"""Names of classes in a message."""
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between two fingerprints, or between all images; empty for nothing. What only one of them
+    knows does not count."""
+    if all(before.get(key, value) == value for key, value in now.items()):
+        return ""
+    told = []
+    for what, key in (("number", "train_size"), ("number for the evaluation", "test_size")):
+        was, found = before.get(key), now.get(key)
+        if None not in (was, found) and was != found:
+            told.append(f"{what}: {was} -> {found}")
+    names, others = (set(one.get("class_names", [])) for one in (before, now))
+    for what, of in (("gone", sorted(names - others)), ("new", sorted(others - names))):
+        if of:
+            more = f" and {len(of) - SHOWN} more" if len(of) > SHOWN else ""
+            told.append(f"classes that are {what}: {', '.join(of[:SHOWN])}{more}")
+    return "; ".join(told) or "files with other names"
 
 
 class DamagedPicture(Exception):

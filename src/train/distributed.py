@@ -4,6 +4,7 @@ stop.py, which any program may copy, call torch.distributed.
 No collective here pickles: what is not a tensor crosses as JSON in a tensor of bytes.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -32,6 +33,16 @@ class SaidByAnother(TrainingRefused):
 
     def __init__(self) -> None:
         super().__init__("said-by-another-rank", "", rank=-1)
+
+
+class Vote:
+    """What a unanimous block finds that is to be the same on all ranks."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        """Set in the block: this rank's, as JSON."""
+        self.is_agreed = True
+        """Known after the block: whether all ranks have found the same."""
 
 
 class World:
@@ -99,24 +110,34 @@ class World:
         return [json.loads(data.cpu().numpy().tobytes()) for data in all_of_them]
 
     @contextmanager
-    def unanimous(self) -> Iterator[None]:
-        """Let a TrainingRefused of any rank end them all; the lowest rank that has one says it."""
-        refusal = None
+    def unanimous(self) -> Iterator[Vote]:
+        """Let a TrainingRefused of any rank end them all; the lowest rank that has one says it. Else the vote
+        knows afterwards whether the ranks agree. One collective of three numbers for both."""
+        refusal, vote = None, Vote()
         try:
-            yield
+            yield vote
         except TrainingRefused as error:
             refusal = error
-        first = torch.tensor(self.rank if refusal else self.size, device=self.device)
-        dist.all_reduce(first, op=dist.ReduceOp.MIN)
-        if int(first) == self.rank and refusal:
+        digest = _digest(vote.value)
+        least = torch.tensor([self.rank if refusal else self.size, digest, -digest], device=self.device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        first, low, high = (int(number) for number in least.tolist())
+        if first == self.rank and refusal:
             raise TrainingRefused(refusal.id, str(refusal), rank=self.rank) from refusal
-        if int(first) < self.size:
+        if first < self.size:
             raise SaidByAnother
+        vote.is_agreed = low == -high
 
     def close(self) -> None:
         """Leave the others in good order; after an error end the process without this."""
         self.barrier()
         leave_group()
+
+
+def _digest(value: Any) -> int:
+    """63 bits that stand for a value of JSON: the negative fits into an int64, too."""
+    text = json.dumps(value, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
 class SumLater:

@@ -17,7 +17,7 @@ import torch
 
 from entrypoint.core import files
 from entrypoint.record import tokens
-from train import checkpoint, metrics
+from train import checkpoint, datasets, metrics
 from train.checkpoint import Checkpoint
 from train.config import FREE_ON_RESUME, SAID_ON_RESUME, Config, changed, flatten
 from train.distributed import World
@@ -35,8 +35,6 @@ FIRST: Final = "first-attempt"
 TOLD: Final = "config.json"
 MOST: Final = 1 << 20
 """Bytes of what earlier attempts have said that are read."""
-SHOWN: Final = 5
-"""Names of classes in a message."""
 WAITS_S: Final = (1, 2, 4, 8, 15, 30)
 """Pauses between the tries to read: a minute in all, in which another server of NFS or Lustre takes over."""
 
@@ -181,11 +179,11 @@ def check_same(
             f"the checkpoint of step {before['step']} was made with another config: {told}: "
             "give the same, or another run directory, or --resume never",
         )
-    other = _other_data(before.get("data"), data)
-    if other:
+    other = before.get("data")  # a checkpoint of an older version has none
+    if isinstance(other, dict) and (told := datasets.difference(other, data)):
         raise TrainingRefused(
             "resume-other-data",
-            f"the checkpoint of step {before['step']} was made with other training images ({other}): "
+            f"the checkpoint of step {before['step']} was made with other training images ({told}): "
             "their order or labels would change: give the same images (data.path=DIR), or another run "
             "directory, or --resume never",
         )
@@ -202,20 +200,6 @@ def check_same(
         was = before["identity"].get(key)
         if was != now:
             say(f"{key} was {was}, is {now}: going on with the same order of samples, not bit for bit")
-
-
-def _other_data(before: object, now: Mapping[str, Any]) -> str:
-    """What differs between two fingerprints; empty for nothing. A checkpoint of an older version has none."""
-    if not isinstance(before, dict) or all(before.get(key, value) == value for key, value in now.items()):
-        return ""
-    was, names = before.get("class_names", []), now.get("class_names", [])
-    size = before.get("train_size", now["train_size"])
-    told = [f"number: {size} -> {now['train_size']}"] if size != now["train_size"] else []
-    for what, of in (("gone", sorted(set(was) - set(names))), ("new", sorted(set(names) - set(was)))):
-        if of:
-            more = f" and {len(of) - SHOWN} more" if len(of) > SHOWN else ""
-            told.append(f"classes that are {what}: {', '.join(of[:SHOWN])}{more}")
-    return "; ".join(told) or "files with other names"
 
 
 def identity(world: World) -> dict[str, Any]:

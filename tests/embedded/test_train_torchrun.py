@@ -385,6 +385,32 @@ def test_a_class_that_is_renamed_between_two_parts_ends_all_ranks_with_64_and_on
     ]
 
 
+def test_images_that_differ_between_two_ranks_end_both_with_64_and_one_line(tmp_path: Path) -> None:
+    for folder in ("train/ant", "train/bee", "val/ant", "val/bee"):
+        for rank, count in ((0, 4), (1, 3 if folder.startswith("train") else 4)):
+            (tmp_path / str(rank) / folder).mkdir(parents=True)
+            for number in range(count):
+                (tmp_path / str(rank) / folder / f"{number}.png").touch()
+    program = [
+        sys.executable,
+        "-m",
+        "train",
+        *SMALL,
+        "data.name=imagefolder",
+        "data.path=.",
+        "data.workers=0",
+    ]
+    in_its_own = ["bash", "-c", 'cd "$RANK" && exec "$@"', "bash", *program]
+    (done,) = Torchrun(tmp_path / "run", "--no-python", *in_its_own).wait()
+    assert 64 in rank_statuses(done.stderr)  # torchrun may end the other one first
+    said = [line for line in done.stderr.splitlines() if line.startswith("train: ")]
+    assert said == [
+        "train: data.path=.: the images differ between rank 0 on node-a and rank 1 on node-a "
+        "(number: 8 -> 6): give each node the same images"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_error_in_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
     (done,) = train(tmp_path / "run", "optimizer.lr=1e30", "optimizer.warmup_steps=0", ranks=1, status=1)
     assert re.search(r"train\.loop\.Diverged: the loss of step \d+ is nan: lower optimizer\.lr", done.stderr)

@@ -388,6 +388,24 @@ def test_a_folder_has_the_fingerprint_of_its_copies_and_no_other(pictures: Path,
     assert fingerprint(pictures) not in (before, fingerprint(copy))
 
 
+def test_ranks_must_have_the_same_images_to_evaluate_on_too(pictures: Path, tmp_path: Path) -> None:
+    def found(folder: Path) -> Any:
+        return json.loads(json.dumps(opened(name="imagefolder", path=str(folder)).all_images))
+
+    copy = shutil.copytree(pictures, tmp_path / "copy")
+    assert datasets.difference(found(pictures), found(copy)) == ""
+    (copy / "val" / "ant" / "1.png").rename(copy / "val" / "ant" / "5.png")
+    assert datasets.difference(found(pictures), found(copy)) == "files with other names"
+    (copy / "val" / "ant" / "6.png").touch()
+    assert datasets.difference(found(pictures), found(copy)) == "number for the evaluation: 4 -> 5"
+    (copy / "train" / "ant" / "3.png").unlink()
+    assert datasets.difference(found(pictures), found(copy)) == (
+        "number: 8 -> 7; number for the evaluation: 4 -> 5"
+    )
+    digits = opened(name="digits", folds=10).all_images
+    assert digits == {"train_size": 1294, "classes": 10, "test_size": 143}
+
+
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
 def test_pictures_for_a_gpu_alone_are_loaded_into_memory_that_it_reads_itself(
     pictures: Path, device: str, pinned: bool, monkeypatch: pytest.MonkeyPatch

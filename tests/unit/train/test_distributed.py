@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,27 @@ def test_a_refusal_of_a_rank_is_all_ranks_and_any_other_error_its_own(world: Wor
     assert (refused.value.id, str(refused.value), refused.value.rank) == ("some-id", "no such data", 0)
     with pytest.raises(ValueError, match="of its own"), world.unanimous():
         raise ValueError("of its own")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_agreed"), [({"images": 40}, True), ({"images": 34}, False), (None, False)]
+)
+def test_a_vote_knows_of_a_rank_that_has_found_something_else(
+    world: World, monkeypatch: pytest.MonkeyPatch, other: Any, is_agreed: bool
+) -> None:
+    """The other rank's part is what this one gave when it voted for the same."""
+    parts: list[torch.Tensor] = []
+
+    def least(part: torch.Tensor, **_: object) -> None:
+        parts.append(part.clone())
+        part.copy_(torch.minimum(part, parts[0]))
+
+    monkeypatch.setattr(dist, "all_reduce", least)
+    for value in (other, {"images": 40}):
+        with world.unanimous() as vote:
+            vote.value = value
+    assert vote.is_agreed is is_agreed
+    assert len(parts) == 2
 
 
 def test_others_that_are_late_are_waited_for_with_signs_of_life(

@@ -736,7 +736,7 @@ def test_what_is_refused_in_the_middle_gets_a_line_after_the_bar(
 
 def test_many_other_classes_are_not_all_named() -> None:
     before = {"train_size": 9, "class_names": [f"n{number}" for number in range(9)]}
-    told = resume._other_data(before, {"train_size": 9, "class_names": ["n8"]})
+    told = datasets.difference(before, {"train_size": 9, "class_names": ["n8"]})
     assert told == "classes that are gone: n0, n1, n2, n3, n4 and 3 more"
 
 
