@@ -39,6 +39,8 @@ def _read_cifar10(folder: Path, suffix: str, read: Any) -> tuple[Tensor, Tensor]
         file = folder / f"{name}{suffix}"
         try:
             part = read(file)
+        except PermissionError:
+            raise
         except (*UNREADABLE, pickle.UnpicklingError) as error:
             raise TrainingRefused(
                 "cifar10-damaged", f"{file}: not a CIFAR-10 batch: {error}: download and unpack it again"

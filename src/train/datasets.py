@@ -71,7 +71,19 @@ class Source(Protocol):
 
 
 def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
-    """Read or make the data set. Raises TrainingRefused naming the path and what is expected there."""
+    """Read or make the data set. Raises TrainingRefused naming the path and what is expected there, and other
+    errors of the file system as they are: another attempt may help."""
+    try:
+        return _opened(data, seed, device)
+    except PermissionError as error:
+        raise TrainingRefused(
+            "data-no-permission",
+            f"data.path={data.path}: {error.filename}: {error.strerror}: ask its owner for access, or give "
+            "another folder",
+        ) from None
+
+
+def _opened(data: Data, seed: int, device: torch.device) -> Source:
     if data.name == "imagefolder":
         return ImageFolder(data, seed=seed, device=device)
     if data.name == "synthetic":

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import io
 import json
@@ -277,6 +278,33 @@ def test_cifar10_that_is_missing_or_short_is_refused_with_its_path(
         opened(name="cifar10", path=str(tmp_path))
     assert str(refusal.value) == (
         f"{tmp_path}/data_batch_1.bin: 9 images: expected 10000: download and unpack it again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "function", "file"),
+    [
+        ("imagefolder", Path, "is_dir", "train"),
+        ("imagefolder", Path, "iterdir", "train"),
+        ("cifar10", Path, "is_file", "cifar-10-batches-bin/data_batch_1.bin"),
+        ("cifar10", np, "fromfile", "data_batch_1.bin"),
+    ],
+)
+def test_data_that_this_user_may_not_read_are_refused_with_the_path(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: Any, function: str, file: str
+) -> None:
+    def deny(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (pictures / "data_batch_1.bin").touch()
+    monkeypatch.setattr(where, function, deny)
+    with pytest.raises(TrainingRefused) as refusal:
+        opened(name=name, path=str(pictures))
+    monkeypatch.undo()
+    assert (refusal.value.id, str(refusal.value)) == (
+        "data-no-permission",
+        f"data.path={pictures}: {pictures}/{file}: Permission denied: ask its owner for access, or give "
+        "another folder",
     )
 
 
