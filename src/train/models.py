@@ -10,7 +10,7 @@ def build(name: str, *, classes: int, channels: int, image_size: int) -> nn.Modu
     """A torchvision classification model with random weights from torch's generator.
 
     `channels` 1 gives the model that equals the colour one on grey images, with a third of the work in
-    its first layer. Raises TrainingRefused for an unknown name.
+    its first layer. Raises TrainingRefused for an unknown name, or a size that the model does not take.
     """
     from torchvision import models  # type: ignore[import-untyped]
 
@@ -24,7 +24,13 @@ def build(name: str, *, classes: int, channels: int, image_size: int) -> nn.Modu
         options["input_size"] = (image_size, image_size)
     if name in ("googlenet", "inception_v3"):
         options.update(aux_logits=False, init_weights=True)
-    model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
+    try:
+        model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **options)
+    except (ValueError, AssertionError) as error:
+        raise TrainingRefused(
+            "config-model-size",
+            f"model.name={name} cannot be made for data.image_size={image_size}: {error}: change one of them",
+        ) from None
     if channels == 1:
         _take_grey(model)
     return model

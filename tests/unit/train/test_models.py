@@ -41,6 +41,18 @@ def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
         models.build("resnet19", classes=2, channels=3, image_size=32)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [("vit_b_32", 40, "Input shape indivisible by patch size!"), ("maxvit_t", 40, "Input size .*")],
+)
+def test_a_size_that_a_model_does_not_take_is_refused_with_both(name: str, size: int, why: str) -> None:
+    with pytest.raises(
+        TrainingRefused,
+        match=rf"^model\.name={name} cannot be made for data\.image_size={size}: {why}: change one of them$",
+    ):
+        models.build(name, classes=2, channels=3, image_size=size)
+
+
 def test_biases_and_normalisation_are_spared_weight_decay() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
     for name in ("sgd", "adamw"):
