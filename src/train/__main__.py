@@ -214,7 +214,7 @@ def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
                 device=identity["processor"],
                 ranks=world.size,
             ),
-            "loss": ending.loss,
+            "loss": ending.loss if ending.steps else resume.loss(run_dir, start),
             "config": name,
             "model": config.model.name,
             "parameters": models.parameter_count(model),

@@ -305,6 +305,16 @@ def share(start: ResumePoint | None, learner: Learner, world: World) -> None:
     )
 
 
+def loss(run_dir: Path, start: ResumePoint | None) -> float | None:
+    """Of the start's step, as far as the metrics have it."""
+    if start is None:
+        return None
+    try:
+        return metrics.read(run_dir / metrics.NAME).loss.get(start.checkpoint.step)
+    except OSError:
+        return None
+
+
 def scores(run_dir: Path, start: ResumePoint | None) -> dict[int, float]:
     """The accuracies of the steps up to the start, as far as the metrics have them."""
     if start is None:

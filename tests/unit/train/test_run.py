@@ -233,7 +233,15 @@ def test_a_finished_run_is_only_evaluated_again(
     assert said.count("small: batch_size 8 instead of 7\n") == 1
     assert trace(folder) == trace(whole)
     assert result(folder)["correct"] == result(whole)["correct"]
-    assert (result(folder)["loss"], result(folder)["images_per_s"]) == (None, None)
+    assert result(folder)["loss"] == trace(whole)[-1][1] == result(whole)["loss"]
+    assert result(folder)["images_per_s"] is None  # of this attempt
+
+
+def test_a_finished_run_without_metrics_has_no_loss(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "again"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("metrics.jsonl"))
+    assert go(folder) == DONE
+    assert result(folder)["loss"] is None
 
 
 def test_checkpoints_by_time_change_nothing_and_are_whole(
