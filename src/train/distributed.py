@@ -7,7 +7,7 @@ No collective here pickles: what is not a tensor crosses as JSON in a tensor of 
 import hashlib
 import json
 import os
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
@@ -24,8 +24,8 @@ from train.stop import leave_group
 
 ROOM: Final = 2048
 """Bytes of a rank's value that is gathered: padded, one collective is enough."""
-_GLANCE_S: Final = 0.05
-"""How often a wait with something to do meanwhile looks whether it is over."""
+_PAUSE_S: Final = 0.05
+"""Between two calls of what is done while others are late."""
 
 
 class SaidByAnother(TrainingRefused):
@@ -70,14 +70,12 @@ class World:
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def sum(self, values: Sequence[int], meanwhile: Callable[[], None] | None = None) -> list[int]:
-        """Element-wise sums over all ranks. `meanwhile` is called now and then as long as others are late."""
+        """Element-wise sums over all ranks. `meanwhile` is called now and then while others are late, in
+        a thread: the main thread is seen to wait in torch's collective, and is not taken for busy."""
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
-        work = dist.all_reduce(tensor, async_op=True)
-        while meanwhile and not work.is_completed():
-            meanwhile()
-            time.sleep(_GLANCE_S)
-        work.wait()
-        return [int(value) for value in tensor.tolist()]
+        with _repeated(meanwhile):
+            dist.all_reduce(tensor)
+            return [int(value) for value in tensor.tolist()]
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -132,6 +130,27 @@ class World:
         """Leave the others in good order; after an error end the process without this."""
         self.barrier()
         leave_group()
+
+
+@contextmanager
+def _repeated(action: Callable[[], None] | None) -> Iterator[None]:
+    """Call it now and then until the block ends."""
+    if action is None:
+        yield
+        return
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(_PAUSE_S):
+            action()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _digest(value: Any) -> int:
