@@ -9,12 +9,14 @@ and what ps shows are Python's own, and no frame of ours is on the stack.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import select
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ READ_AT_IMPORT = (
     *("ATEN_", "PYTORCH_", "TORCH", "LD_", "PYTHON"),
 )
 """What libraries read while they are loaded, or may: the beginnings of names."""
+WRITES = (b"environ", b"putenv", b"affinity")
+"""Source without these words sets no variable and binds nothing. It is not parsed, which would take long."""
 PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 """With one of these, OpenMP counts its cores when it is loaded, and binds its threads to them later."""
 
@@ -98,11 +102,28 @@ def why_not(command: list[str], loaded: set[str]) -> str:
         if not script.is_file() or script.suffix == ".pyc":
             return f"{script} is no file of Python source"
         beside = script.resolve().parent
+    names: set[str] = set()
     if not os.environ.get("PYTHONSAFEPATH"):
         names = {entry.name.partition(".")[0] for entry in _entries(beside)}
         if clash := sorted(names & loaded):
             return f"{beside} has {clash[0]}, and torch has loaded another module of that name"
-    return _sets_early(script) if script else ""
+    if script is None or (tree := _parsed(script)) is None:
+        return ""  # Python will say so
+    if why := _sets_early(tree):
+        return f"{script.name}, {why}"
+    imports = _imports(tree, beside, script.parent)
+    if command[0] == "-m":
+        imports.add((beside, command[1]))  # with the packages that it lies in
+    sources = {
+        file
+        for folder, name in imports
+        if folder != beside or name.partition(".")[0] in names
+        for file in _sources(folder, name)
+    }
+    for file in sorted(sources):
+        if (tree := _parsed(file, WRITES)) and (why := _sets_early(tree)):
+            return f"{os.path.relpath(file, beside)}, {why}"
+    return ""
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -124,45 +145,67 @@ def _module_file(name: str) -> Path | None:
     return None
 
 
-def _sets_early(script: Path) -> str:
-    """Whether a script sets what torch or a library reads while it is loaded."""
-    import ast
-
+def _parsed(file: Path, words: tuple[bytes, ...] = (b"",)) -> ast.Module | None:
+    """The syntax tree of a file that has one of these words; None if it has none, or cannot be parsed."""
     try:
-        tree = ast.parse(script.read_bytes())
+        text = file.read_bytes()
+        return ast.parse(text) if any(word in text for word in words) else None
     except (OSError, SyntaxError, ValueError):
-        return ""  # Python will say so
+        return None
+
+
+def _imports(tree: ast.Module, beside: Path, package: Path) -> set[tuple[Path, str]]:
+    """(folder, name) of what this source may import: from the folder beside, or from its own package."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {(beside, one.name) for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            folder = package.joinpath(*[".."] * (node.level - 1)) if node.level else beside
+            found |= {(folder, ".".join(filter(None, (node.module, one.name)))) for one in node.names}
+    return found
+
+
+def _sources(folder: Path, name: str) -> Iterator[Path]:
+    """What an import of this name from this folder runs. Its end may be no module: `from a import b`."""
+    for part in name.split("."):
+        folder /= part
+        yield from [file for file in (folder / "__init__.py", Path(f"{folder}.py")) if file.is_file()][:1]
+
+
+def _sets_early(tree: ast.Module) -> str:
+    """Where and why this source may set what torch or a library reads while it is loaded; empty: nowhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in ("sched_setaffinity", "cpu_affinity"):
-            return f"{script.name}, line {node.lineno}: it binds itself to CPUs"
+            return f"line {node.lineno}: it binds itself to CPUs"
         for name in _set_there(node):
-            if name.startswith(READ_AT_IMPORT):
-                where = f"{script.name}, line {getattr(node, 'lineno', 0)}"
-                return f"{where}: it sets {name}, which is read as torch is imported"
+            if name is None or name.startswith(READ_AT_IMPORT):
+                what = f"{name}, which is" if name else "variables whose names it computes, and one may be"
+                return f"line {getattr(node, 'lineno', 0)}: it sets {what} read as torch is imported"
     return ""
 
 
-def _set_there(node: Any) -> list[str]:
-    """Names of variables that this piece of a syntax tree sets."""
-    import ast
+def _set_there(node: ast.AST) -> list[str | None]:
+    """Names of variables that this piece of a syntax tree sets; None: one that only its run tells."""
 
     def is_environ(value: Any) -> bool:
         return getattr(value, "attr", getattr(value, "id", "")) == "environ"
 
-    def texts(values: list[Any]) -> list[str]:
-        return [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    def text(value: Any) -> str | None:
+        return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return texts(
-            [one.slice for one in targets if isinstance(one, ast.Subscript) and is_environ(one.value)]
-        )
+    def keys(value: ast.expr) -> list[str | None]:
+        return [text(key) for key in value.keys] if isinstance(value, ast.Dict) else [None]
+
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and is_environ(node.value):
+        return [text(node.slice)]
+    if isinstance(node, ast.AugAssign) and is_environ(node.target):
+        return keys(node.value)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr == "putenv" or (node.func.attr == "setdefault" and is_environ(node.func.value)):
-            return texts(node.args[:1])
+            return [text(name) for name in node.args[:1]]
         if node.func.attr == "update" and is_environ(node.func.value):
-            of_dicts = [key for one in node.args if isinstance(one, ast.Dict) for key in one.keys]
-            return [*texts(of_dicts), *(word.arg for word in node.keywords if word.arg)]
+            return [*(name for one in node.args for name in keys(one)), *(word.arg for word in node.keywords)]
     return []
 
 

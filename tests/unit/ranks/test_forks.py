@@ -271,6 +271,7 @@ def test_a_rank_whose_template_has_gone_ends(work: Path) -> None:
 # --- what speaks against a fork -----------------------------------------------------------------------------------
 
 
+COMPUTED = "it sets variables whose names it computes, and one may be read as torch is imported"
 CASES = {
     "a script": ("import torch\n", ""),
     "threads": (
@@ -319,6 +320,28 @@ CASES = {
         "import os\nos.environ['MKL_NUM_THREADS']: str = '1'\n",
         "script.py, line 2: it sets MKL_NUM_THREADS, which is read as torch is imported",
     ),
+    "in a loop": (
+        "import os\nfor name in ('OMP', 'MKL'):\n    os.environ[f'{name}_NUM_THREADS'] = '1'\n",
+        f"script.py, line 3: {COMPUTED}",
+    ),
+    "by a dict at once": (
+        "import os\nos.environ |= {'A': '1', 'OMP_NUM_THREADS': '1'}\n",
+        "script.py, line 2: it sets OMP_NUM_THREADS, which is read as torch is imported",
+    ),
+    "by a dict from elsewhere": ("import os\nos.environ |= settings()\n", f"script.py, line 2: {COMPUTED}"),
+    "by update, from elsewhere": (
+        "import os\nos.environ.update(A='1', **settings())\n",
+        f"script.py, line 2: {COMPUTED}",
+    ),
+    "two at once": (
+        "import os\nos.environ['A'], os.environ['MKL_NUM_THREADS'] = '12'\n",
+        "script.py, line 2: it sets MKL_NUM_THREADS, which is read as torch is imported",
+    ),
+    "what nothing reads so early, by a dict": ("import os\nos.environ |= {'A': '1'}\n", ""),
+    "by a computed name, what it only reads": (
+        "import os\nprint(os.environ[name], os.environ.get(name))\n",
+        "",
+    ),
     "a syntax error": ("if True print\n", ""),
 }
 
@@ -330,6 +353,53 @@ def test_a_script_that_sets_what_is_read_at_the_import_is_started_afresh(
     monkeypatch.chdir(work)
     (work / "script.py").write_text(text)
     assert forks.why_not(["script.py"], {"torch", "numpy"}) == why
+
+
+OMP = "line 2: it sets OMP_NUM_THREADS, which is read as torch is imported"
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "why"),
+    [
+        ("import setup_env, torch\n", "setup_env.py", f"setup_env.py, {OMP}"),
+        (
+            "def main():\n    from package.sub import setup_env\n",
+            "package/sub/setup_env.py",
+            f"package/sub/setup_env.py, {OMP}",
+        ),
+        ("from package.sub import name\n", "package/sub.py", f"package/sub.py, {OMP}"),
+        ("import package.tool as tool\n", "package/__init__.py", f"package/__init__.py, {OMP}"),
+        ("import numpy.setup_env\n", "elsewhere/setup_env.py", ""),
+        ("import other\n", "setup_env.py", ""),
+    ],
+)
+def test_a_module_beside_the_script_that_it_imports_counts_too(
+    work: Path, monkeypatch: pytest.MonkeyPatch, text: str, file: str, why: str
+) -> None:
+    (work / "script.py").write_text(text)
+    (work / file).parent.mkdir(parents=True, exist_ok=True)
+    (work / file).write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
+    assert forks.why_not([f"{work}/script.py"], {"torch"}) == why
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert forks.why_not([f"{work}/script.py"], {"torch"}) == "", "Python does not look there"
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "why"),
+    [
+        ("", "__init__.py", f"package/__init__.py, {OMP}"),
+        ("from . import setup_env\n", "setup_env.py", f"package/setup_env.py, {OMP}"),
+        ("from .sub.deep import name\n", "sub/deep.py", f"package/sub/deep.py, {OMP}"),
+    ],
+)
+def test_so_do_the_modules_of_the_package_that_is_run(
+    work: Path, monkeypatch: pytest.MonkeyPatch, text: str, file: str, why: str
+) -> None:
+    monkeypatch.chdir(work)
+    (work / "package/tool.py").write_text(text)
+    (work / "package" / file).parent.mkdir(exist_ok=True)
+    (work / "package" / file).write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
+    assert forks.why_not(["-m", "package.tool"], {"torch"}) == why
 
 
 @pytest.mark.parametrize("name", ["numpy.py", "numpy", "numpy.cpython-311-x86_64-linux-gnu.so"])
