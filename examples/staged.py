@@ -7,7 +7,9 @@ PBS:           APPTRAIN_ARGS='-- examples/staged.py /scratch/me/data.tar' qsub -
 Start one task a node, as these lines do: with one task a rank each task has a folder of its own.
 """
 
+import hashlib
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -17,9 +19,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 dist.init_process_group(timeout=timedelta(hours=1))  # longer than the unpacking
-run = Path(os.environ["APPTRAIN_RUN_DIR"]).name  # another job on this node has another one
+run = hashlib.sha256(os.environ["APPTRAIN_RUN_DIR"].encode()).hexdigest()[:16]  # no other run has this one
 folder = Path(tempfile.gettempdir(), f"data-{run}-{os.environ['APPTRAIN_NODE']}")
 if os.environ["LOCAL_RANK"] == "0":
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier start, perhaps with other data
+    folder.mkdir(mode=0o700)  # fails if it is there still: it may be another user's
     with tarfile.open(sys.argv[1]) as packed:
         packed.extraction_filter = getattr(tarfile, "data_filter", None)  # from 3.11.4 on
         packed.extractall(folder)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import stat
 import tarfile
 from pathlib import Path
 
@@ -57,9 +58,24 @@ def test_data_are_unpacked_once_on_each_node(tmp_path: Path) -> None:
     ended = run(tmp_path, *words, env={"TMPDIR": str(disk)})
     assert ended.status == 0, ended.err
     assert sorted(re.findall("rank .*", ended.out)) == [f"rank {rank} has 3 files" for rank in range(4)]
-    assert sorted(path.name for path in disk.glob("data-*")) == [
-        f"data-{ended.run.name}-127.0.0.{node}" for node in (1, 2)
-    ]
+    folders = sorted(disk.glob("data-*"), key=lambda folder: folder.name.rpartition("-")[2])
+    assert [folder.name.rpartition("-")[2] for folder in folders] == ["127.0.0.1", "127.0.0.2"]
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700, 0o700]
+
+
+def test_a_run_unpacks_its_own_data_beside_those_of_other_runs_and_of_its_last_start(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for project, name in (("mine", "1.txt"), ("yours", "2.txt"), ("mine", "3.txt")):
+        folder = tmp_path / project
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("data")
+        with tarfile.open(folder / "data.tar", "w") as packed:
+            packed.add(folder / name, name)
+        words = ("--nodes", "1", "--", str(EXAMPLES / "staged.py"), "data.tar")
+        ended = run(folder, *words, env={"TMPDIR": str(disk)})
+        assert "rank 0 has 1 files" in ended.out, ended.err
+        assert name in [path.name for path in disk.glob("data-*/*")]
 
 
 def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
