@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,15 @@ def test_a_test_that_a_recipe_names_is_there(file: str, name: str) -> None:
 @pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S))
 def test_code_of_a_recipe_is_python(code: str) -> None:
     ast.parse(code)
+
+
+def test_the_array_of_the_sweep_has_the_elements_of_its_grid() -> None:
+    script = CHECKOUT / "examples/sweep.py"
+    grid = runpy.run_path(str(script))["GRID"]
+    found = re.findall(
+        r"(?:--array[= ]|-J )(\S+)", script.read_text() + RECIPES["A sweep, or another job array"]
+    )
+    assert found == [f"0-{len(grid) - 1}"] * 5
 
 
 EXAMPLES = [
