@@ -22,11 +22,14 @@ STEPS = 200
 
 def collect(runs):
     """Prints the results of these run directories, the best first; the status is 1 if one has none."""
-    found = {run: run / "sweep.json" for run in map(Path, runs)}
-    results = [json.loads(file.read_text()) for file in found.values() if file.exists()]
+    results, missing = [], []
+    for run in runs:
+        try:
+            results.append(json.loads(Path(run, "sweep.json").read_text()))
+        except (FileNotFoundError, ValueError):  # not there, or cut
+            missing.append(run)
     for result in sorted(results, key=lambda result: result["loss"]):
         print("\t".join(f"{name}={value}" for name, value in result.items()))
-    missing = [str(run) for run, file in found.items() if not file.exists()]
     if missing:
         print("no result yet:", *missing, file=sys.stderr)
     return 1 if missing else 0
@@ -76,7 +79,8 @@ def train(index):
             stop.leave(status)
     if dist.get_rank() == 0:
         result = {"index": index, **point, "steps": step, "loss": loss.item()}
-        (run_dir / "sweep.json").write_text(json.dumps(result))
+        (run_dir / ".sweep.json").write_text(json.dumps(result))
+        (run_dir / ".sweep.json").replace(run_dir / "sweep.json")
     stop.leave(0)
 
 

@@ -505,6 +505,18 @@ def test_a_sweep_without_an_element_of_its_grid_says_which_there_are(words: Sequ
     assert ended.stderr == f"{said}: GRID has the elements 0 to 3; this file's first lines start them\n"
 
 
+def test_the_results_of_a_sweep_are_listed_without_one_that_is_cut(tmp_path: Path) -> None:
+    for name, text in (("0", '{"index": 0, "loss": 0.5}'), ("1", ""), ("2", '{"index": 2, "lo'), ("3", None)):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "sweep.json").write_text(text)
+    script = CHECKOUT / "examples/sweep.py"
+    line = [sys.executable, str(script), "0", "1", "2", "3"]
+    ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "index=0\tloss=0.5\n")
+    assert ended.stderr == "no result yet: 1 2 3\n"
+
+
 def listening(script: Path, run_dir: Path) -> dict[int, int]:
     """Ranks and processes, once both ranks of the script catch the signal; empty before."""
     found = {}
