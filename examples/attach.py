@@ -19,7 +19,7 @@ import tempfile
 
 def attach():
     """Wait until somebody connects, and stop at the line that called this."""
-    folder = tempfile.mkdtemp()
+    folder = tempfile.mkdtemp(dir="/tmp")  # TMPDIR may be long: the path of a socket has 107 bytes at most
     path = os.path.join(folder, "pdb")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

@@ -81,7 +81,10 @@ def test_a_run_unpacks_its_own_data_beside_those_of_other_runs_and_of_its_last_s
 def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "attach.py", tmp_path)
     (tmp_path / "debugged.py").write_text(DEBUGGED)
-    job = start(tmp_path, "--nodes", "2", "--hang-timeout", "0", "--", "debugged.py")
+    disk = tmp_path / ("d" * 100)  # too long for the path of a socket
+    disk.mkdir()
+    words = ("--nodes", "2", "--hang-timeout", "0", "--", "debugged.py")
+    job = start(tmp_path, *words, env={"TMPDIR": str(disk)})
     job.until(lambda: "waits: nc -U " in job.text(), "a rank that waits for the debugger")
     (path,) = re.findall(r"rank 1 waits: nc -U (\S+)", job.text())
     with socket.socket(socket.AF_UNIX) as debugger:
