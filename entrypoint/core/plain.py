@@ -1,6 +1,7 @@
 """Text of others, fit for a line of ours or a file's name: what a rank, a peer or a file said may hold
 anything. And numbers with their noun."""
 
+import re
 import shlex
 from typing import Any
 
@@ -8,6 +9,11 @@ LONGEST = 2000
 """Characters of a message."""
 _END = 600
 """How many of them are the message's end, which says what to do."""
+ENDS_TRACEBACK = re.compile(
+    rb"(?:(?:[A-Za-z_]\w{0,80}|<locals>)\.){0,8}[A-Z]\w{2,80}(?:: .*|\s*)$"
+    rb"|(?:(?:[A-Za-z_]\w{0,80}|<locals>)\.){1,8}[a-z]\w{2,80}: .*$"
+)
+"""The line of an exception behind its traceback: the name need not say that it is an error."""
 
 
 def plain(value: Any) -> Any:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from entrypoint.core.frozen import dataclass
+from entrypoint.core.plain import ENDS_TRACEBACK
 from entrypoint.explain import lines, messages
 from entrypoint.explain.catalogue import Entry, Pattern
 
@@ -215,10 +216,6 @@ _CLEANS_UP = re.compile(
 )
 """A frame of what saves, or cleans up, while an exception is on its way."""
 _OF_CHAIN = b" the above exception", b"The above exception was"
-_ODD_EXCEPTION = re.compile(
-    rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{2,80}(?:: .*|\s*)$|(?:[A-Za-z_]\w{0,80}\.){1,8}[a-z]\w{2,80}: .*$"
-)
-"""What may end a traceback: the name need not say that it is an error."""
 _MARKS = re.compile(rb"[^ ]{0,60}\s*[~^]+\s*$|[^ ]{0,60}\s*\[Previous line repeated")
 _FINISHED = re.compile(rb"'train_runtime'|`Trainer\.fit` stopped: ")
 """The program came to its end, in the words of a library."""
@@ -669,7 +666,7 @@ class Scan:
                 if self._recorded_at(row, number):
                     body = body.removeprefix(_INDENT)
                 is_seen = _EXCEPTION.match(body) or _ERROR.search(body) or self.index.entry(row, body)
-                if frames and not is_seen and _ODD_EXCEPTION.match(body):
+                if frames and not is_seen and ENDS_TRACEBACK.match(body):
                     self._line(block, at, at, name, number, ends_traceback=True)
                 return
             at = stop + 1

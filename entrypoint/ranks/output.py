@@ -20,7 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from entrypoint.core.frozen import dataclass
-from entrypoint.core.plain import plain
+from entrypoint.core.plain import ENDS_TRACEBACK, plain
 from entrypoint.meet import blame
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.ranks import frames
@@ -51,6 +51,8 @@ _MOVES = re.compile(rb"(\n|\x1b\[A)")
 _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
 _TRACEBACK = b"Traceback (most recent call last):"
 _CRASH = b"Fatal Python error: "
+_BAR = re.compile(rb".*(?:\d%\||\[[\d:]{5,}[<,]).*\]\s*$")
+"""All of a progress bar of tqdm, and nothing behind it."""
 _EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Failure|Timeout)\b")
 
 
@@ -78,6 +80,20 @@ class _Stream:
     held: "_Held | None" = None
 
 
+class _Exceptions:
+    """Finds the exceptions in a stderr, line by line: by their names, or because they end a traceback."""
+
+    def __init__(self) -> None:
+        self._in_traceback = False
+        """Changes with each line."""
+
+    def has(self, line: bytes) -> bool:
+        """`line`: the next one, without torch's prefix."""
+        is_one = _EXCEPTION.match(line) or (self._in_traceback and ENDS_TRACEBACK.match(line))
+        self._in_traceback = _TRACEBACK in line or (self._in_traceback and not is_one)
+        return bool(is_one)
+
+
 @dataclass(kw_only=True, eq=False)
 class _Held:
     """What a stream does not show yet: a traceback, and what follows it."""
@@ -86,6 +102,7 @@ class _Held:
     size: int = 0
     error: str = ""
     """The exception; empty while it is still to come."""
+    exceptions: _Exceptions = field(default_factory=_Exceptions)
     longest: int
     """Bytes."""
     shown_at: float
@@ -99,7 +116,7 @@ class _Held:
         text = _TORCH_PREFIX.sub(b"", line)
         if _TRACEBACK in line:
             self.error = ""
-        if _EXCEPTION.match(text) or not (self.error or _inside_traceback(text)):
+        if self.exceptions.has(text):
             self.error = plain(text.decode(errors="replace"))
             self.shown_at = time.monotonic() + (ECHO_WAIT if blame.is_echo(self.error) else SAME_WAIT)
         return True
@@ -256,13 +273,15 @@ class Relay(threading.Thread):
             self._show_held(stream)
 
     def first_error(self, name: str) -> str:
-        """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
+        """The line that tells best why `name` failed: the last exception on stderr, else the last line that
+        is no progress bar."""
         lines, crash = _without_crash(self._tail(name))
         if crash:
             return crash
         lines = [_TORCH_PREFIX.sub(b"", line) for line in lines if line.strip()]
-        exceptions = [line for line in lines if _EXCEPTION.match(line)]
-        chosen = (exceptions or lines or [b""])[-1]
+        found = _Exceptions()
+        exceptions = [line for line in lines if found.has(line)]
+        chosen = (exceptions or [line for line in lines if not _BAR.match(line)] or lines or [b""])[-1]
         return chosen.decode(errors="replace").strip()[:1000]
 
     def last_place(self, name: str) -> str:
@@ -398,12 +417,6 @@ def _add(kept: bytearray, data: bytes, most: int) -> None:
     kept += data
     if len(kept) > most:
         del kept[: -most // 2]
-
-
-def _inside_traceback(line: bytes) -> bool:
-    """Whether the exception is still to come."""
-    between = (b"During handling of", b"The above exception")
-    return line[:1].isspace() or _TRACEBACK in line or line.startswith(between)
 
 
 def _without_crash(lines: Sequence[bytes]) -> tuple[Sequence[bytes], str]:

@@ -330,6 +330,43 @@ def test_the_first_error_is_the_exception_else_the_last_line(
     assert relay(tmp_path, written)[2] == error
 
 
+BAR = " 38%|███▊      | 3/8 [00:00<00:01,  3.07it/s, loss 2.4752]".encode()
+ODD = b"""Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    float("n/a")
+ValueError: could not convert string to float: 'n/a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    raise Diverged("the loss of step 3 is no number")
+Diverged: the loss of step 3 is no number
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        (ODD, "Diverged: the loss of step 3 is no number"),
+        (ODD.replace(b"Diverged: the", b"train.main.<locals>.Out: the"), "train.main.<locals>.Out: the loss of step 3 is no number"),
+        (ODD.rpartition(b"Diverged: ")[0] + b"queue.Empty\n", "queue.Empty"),
+        (b"".join(b"[rank3]: " + line + b"\n" for line in ODD.splitlines()), "Diverged: the loss of step 3 is no number"),
+        (b"\r" + BAR + ODD + b"\r" + BAR + b"\n", "Diverged: the loss of step 3 is no number"),
+        (ODD.rpartition(b"Diverged: ")[0] + BAR + b"\n100%|#| 8/8 [00:04<00:00]\nDiverged: it\n", "Diverged: it"),
+        (ODD + b"Diverged: said later\nDone\n", "Diverged: the loss of step 3 is no number"),
+        (b"train: unknown key lr\n" + BAR + b"\n3it [00:00, 3.07it/s]\n", "train: unknown key lr"),
+        (BAR + b"train: unknown key lr\n", (BAR + b"train: unknown key lr").decode().strip()),
+        (BAR + b"\n", BAR.decode().strip()),
+    ],
+    ids=["odd name", "of a function", "without a text", "of torch", "bar", "bar between", "once", "no traceback", "in a line", "alone"],
+)  # fmt: skip
+def test_what_ends_a_traceback_is_the_exception_whatever_its_name_and_a_bar_is_no_error(
+    tmp_path: Path, written: bytes, error: str
+) -> None:
+    assert relay(tmp_path, written)[2] == error
+
+
 LOST = b"""Traceback (most recent call last):
   File "/home/alice/train.py", line 88, in <module>
     loss.backward()
