@@ -16,7 +16,7 @@ from typing import Any
 
 from entrypoint.core.errors import BadInput
 from entrypoint.core.frozen import dataclass
-from entrypoint.core.plain import plain
+from entrypoint.core.plain import counted, plain
 from entrypoint.plan.mistakes import program
 from entrypoint.record import causes, picture, reading, traces
 from entrypoint.record.causes import Difference
@@ -63,7 +63,7 @@ class Pair:
         if self.parting.identical:
             return "identical"
         if self.parting.first is None:
-            return "one is longer"
+            return "one is longer" if self.parting.lengths[0] != self.parting.lengths[1] else "other steps"
         return "explained" if self.explained else "unexplained"
 
     def to_json(self) -> dict[str, Any]:
@@ -94,17 +94,21 @@ class Pair:
         return OPEN + (f"; not recorded are the values of {unknown}" if unknown else "")
 
     def in_steps(self) -> str:
-        found = self.parting
+        found, steps = self.parting, counted(self.parting.steps, "step")
         if found.first is not None and found.values is not None:
             a, b = found.values
             return (
                 f"traces: they part at step {found.first}, {found.series} {a!r} and {b!r}; "
-                f"the losses are within {found.within:.3g} over {found.steps} steps"
+                f"the losses are within {found.within:.3g} over {steps}"
             )
-        if not found.identical:
-            a, b = found.lengths
-            return f"traces: identical for {found.steps} steps; one ends at {a}, the other at {b}"
-        return f"traces: identical, bit for bit, over {found.steps} steps"
+        if found.identical:
+            return f"traces: identical, bit for bit, over {steps}"
+        one, other = found.lengths
+        if one != other:
+            return f"traces: identical for {steps}; one ends at {one}, the other at {other}"
+        one, other = found.counts
+        values = counted(one, "value")
+        return f"traces: identical for {steps}; of {found.uneven} one has {values}, the other {other}"
 
 
 def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.core.private import write_output
 from entrypoint.record.traces import Trace, common, compare
 
@@ -51,12 +52,14 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
             left.plot(losses.steps, _on_paper(losses.floats), label=name, **look)
             if at == 0:
                 continue
-            parted = compare(traces[0], trace).first
+            parting = compare(traces[0], trace)
             apart = [
                 (first.steps[one], abs(first.floats[one] - losses.floats[other]))
                 for one, other in common(first, losses)
             ]
-            said = "identical" if parted is None else f"parts at step {parted}"
+            said = "identical" if parting.identical else f"identical for {counted(parting.steps, 'step')}"
+            if parting.first is not None:
+                said = f"parts at step {parting.first}"
             far = _on_paper([value for _, value in apart])
             right.plot([step for step, _ in apart], far, label=f"{name}: {said}", **look)
             widest = max(widest, *filter(math.isfinite, far), 0.0)

@@ -210,10 +210,14 @@ class Parting:
     """The largest difference of any loss that both have; infinite if one is no number, and the other is."""
     lengths: tuple[int, int]
     """The last step of each."""
+    uneven: str
+    """The first series of which they do not have the same steps; empty for none."""
+    counts: tuple[int, int]
+    """How many steps of it each has."""
 
     @property
     def identical(self) -> bool:
-        return self.first is None and self.lengths[0] == self.lengths[1]
+        return self.first is None and not self.uneven
 
 
 def compare(one: Trace, other: Trace) -> Parting:
@@ -224,6 +228,7 @@ def compare(one: Trace, other: Trace) -> Parting:
     steps, within = _distance(one["loss"], other["loss"])
     first, at = min(partings, default=(None, 0))
     name = SERIES[at] if first is not None else ""
+    uneven = next((name for name in SERIES if one[name].steps != other[name].steps), "")
     return Parting(
         steps=steps,
         first=first,
@@ -231,6 +236,8 @@ def compare(one: Trace, other: Trace) -> Parting:
         values=None if first is None else (one[name][first], other[name][first]),
         within=within,
         lengths=(one["loss"].last, other["loss"].last),
+        uneven=uneven,
+        counts=(len(one[uneven]), len(other[uneven])) if uneven else (0, 0),
     )
 
 

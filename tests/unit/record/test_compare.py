@@ -201,6 +201,30 @@ def test_a_run_that_ended_sooner_is_different_without_a_cause(compared: Compare)
     assert (found["verdict"], found["traces"]["lengths"]) == ("one is longer", [2, 1])
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [{"step": 2, "loss": 1.0, "lr": 0.1}],
+            "identical for 1 step; of loss one has 2 values, the other 1",
+        ),
+        (
+            [{"step": 1, "loss": 2.0, "lr": 0.1}, {"step": 2, "loss": 1.0, "lr": 0.1, "accuracy": 0.5}],
+            "identical for 2 steps; of accuracy one has 0 values, the other 1",
+        ),
+    ],
+)
+def test_runs_of_which_one_has_not_all_the_numbers_are_not_identical(
+    rows: list[object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [run(tmp_path / name, [2.0, 1.0]) for name in ("a", "b")]
+    (tmp_path / "b" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert compare.main(paths, as_json=False) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"traces: {said}"
+    compare.main(paths, as_json=True)
+    assert json.loads(capsys.readouterr().out)["pairs"][0]["verdict"] == "other steps"
+
+
 def test_arguments_count_where_the_config_is_not_known(compared: Compare) -> None:
     base: tuple[tuple[str, object], ...] = (
         ("config", None),
@@ -243,7 +267,7 @@ def test_the_comparison_is_a_page_to_read(
     ("losses", "status", "said"),
     [
         ([2.0, 1.0], 0, "traces: identical, bit for bit, over 2 steps"),
-        ([2.0], 1, "traces: identical for 1 steps; one ends at 2, the other at 1"),
+        ([2.0], 1, "traces: identical for 1 step; one ends at 2, the other at 1"),
         ([2.0, 1.0, 0.5], 1, "traces: identical for 2 steps; one ends at 2, the other at 3"),
     ],
 )

@@ -38,6 +38,8 @@ def test_the_last_line_of_a_step_counts_and_what_was_beyond_is_forgotten(tmp_pat
         ([loss(1, 2.0), loss(2, 1.5) | {"lr": 0.2}], 2, "lr", False),
         ([loss(1, 2.0)], None, "", False),
         ([loss(1, -2.0), loss(2, 1.6)], 1, "loss", False),
+        ([loss(2, 1.5)], None, "", False),
+        ([loss(1, 2.0), loss(2, 1.5), {"step": 2, "accuracy": 0.5}], None, "", False),
     ],
 )
 def test_traces_part_at_the_first_other_bit(
@@ -178,10 +180,24 @@ def test_the_steps_that_both_have_are_compared(tmp_path: Path) -> None:
     one = written(tmp_path, loss(1, 2.0), loss(2, 1.0), loss(4, 3.0))
     other = written(tmp_path, loss(2, 1.5), loss(3, 9.0), loss(4, 1.0), loss(5, 1.0))
     assert traces.compare(one, other) == traces.Parting(
-        steps=2, first=2, series="loss", values=(1.0, 1.5), within=2.0, lengths=(4, 5)
+        steps=2,
+        first=2,
+        series="loss",
+        values=(1.0, 1.5),
+        within=2.0,
+        lengths=(4, 5),
+        uneven="loss",
+        counts=(3, 4),
     )
     assert traces.compare(one, one) == traces.Parting(
-        steps=3, first=None, series="", values=None, within=0.0, lengths=(4, 4)
+        steps=3,
+        first=None,
+        series="",
+        values=None,
+        within=0.0,
+        lengths=(4, 4),
+        uneven="",
+        counts=(0, 0),
     )
 
 
