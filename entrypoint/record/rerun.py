@@ -246,6 +246,18 @@ def _environment(manifest: Mapping[str, Any], env: Mapping[str, str]) -> list[st
         if name not in here:
             how = "" if passed.reaches([name], {}) else f", with APPTRAIN_PASS={name}"
             lines.append(f"environment: the run had {name}, whose value is not kept: set it here{how}")
+    added = [
+        name
+        for name in sorted(here.keys() & set(passed.wished(env)))
+        if not passed.matches(name, causes.OF_PLACES) and not tokens.names_secret(name)
+    ]
+    had = {*manifest["environment"].get("values", {}), *manifest["environment"].get("names", [])}
+    if had:  # else it is not recorded
+        lines += [
+            f"environment: {name} is set here, the run did not have it: unset it"
+            for name in added
+            if name not in had
+        ]
     return lines
 
 

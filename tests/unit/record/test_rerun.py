@@ -115,6 +115,25 @@ def test_a_variable_is_here_if_it_reaches_the_ranks(home: Path) -> None:
     assert rerun.plan(path, home, "", env | {"APPTRAIN_PASS": "STEPS PYTHON*"}).lacks == []
 
 
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"MKL_CBWR": "AUTO", "ATEN_CPU_CAPABILITY": "default"}, ["ATEN_CPU_CAPABILITY"]),
+        ({"STEPS": "5", "EDITOR": "vi", "APPTRAIN_PASS": "STEPS"}, ["STEPS"]),
+        ({"OPENBLAS_CORETYPE": "Haswell"}, []),
+        ({"HF_TOKEN": "x", "TZ": "UTC", "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo"}, []),
+    ],
+    ids=["switch", "passed", "had, without its value", "of no weight"],
+)
+def test_a_variable_that_the_run_did_not_have_is_a_line(
+    home: Path, env: dict[str, str], said: list[str]
+) -> None:
+    path = run(environment={"values": {}, "names": ["PATH", "MKL_CBWR", "OPENBLAS_CORETYPE"]})
+    assert rerun.plan(path, home, "", env).lacks == [
+        f"environment: {name} is set here, the run did not have it: unset it" for name in said
+    ]
+
+
 def test_a_module_outside_of_an_image_is_looked_for_here(home: Path) -> None:
     keys = {"command": ["-m", "pkg"], "code": {"program": {"name": "pkg", "sha256": "0"}}}
     assert rerun.plan(run(**keys), home, "", {}).lacks == [
