@@ -15,8 +15,17 @@ from entrypoint.core.frozen import dataclass
 from entrypoint.record.reading import trained_alone
 
 Manifest = Mapping[str, Any]
-WITHOUT_NUMBERS = ("run_dir", "stop_at", "data.path", "data.workers", "evaluate.", "checkpoint.")
+WITHOUT_NUMBERS = ("run_dir", "stop_at", "data.workers", "checkpoint.")
 """Beginnings of config keys on which no number depends."""
+OF_KEYS = {
+    "data.path": "another path may hold other data",
+    "evaluate.split": "accuracy on other images is another one",
+    "evaluate.every": "",
+    "evaluate.batch_size": "",
+}
+"""Rules of config keys that do not make another training by themselves; empty if they explain no number."""
+OF_ACCURACY = ("evaluate.split",)
+"""Config keys that explain another accuracy alone."""
 OF_PLACES = (
     *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG*"),
     *("NCCL_IB_*", "UCX_NET_DEVICES", "FI_PROVIDER", "TZ"),
@@ -43,6 +52,10 @@ class Difference:
     values: tuple[object, object]
     rule: str = ""
     """Empty where this explains no other numbers."""
+
+    def explains(self, series: str) -> bool:
+        """Whether it explains that the runs part in this one of `traces.SERIES`."""
+        return bool(self.rule) and (series == "accuracy" or self.name not in OF_ACCURACY)
 
 
 def _attempts(manifest: Manifest, *names: str) -> object:
@@ -191,4 +204,4 @@ def _keys(row: Row, pair: tuple[Any, Any], rule: str) -> Iterable[Difference]:
         return
     for key in [*one, *(key for key in other if key not in one)]:
         if one.get(key) != other.get(key):
-            yield Difference(key, (one.get(key), other.get(key)), rule)
+            yield Difference(key, (one.get(key), other.get(key)), rule and OF_KEYS.get(key, rule))

@@ -56,7 +56,7 @@ class Pair:
     @property
     def explained(self) -> list[Difference]:
         """What explains that the numbers part; empty where they do not, or where nothing does."""
-        return [one for one in self.differ if one.rule] if self.parting.first is not None else []
+        return [one for one in self.differ if self.parting.series and one.explains(self.parting.series)]
 
     @property
     def verdict(self) -> str:

@@ -565,7 +565,7 @@ def _comparison(pair: Pair | None) -> str:
         [
             one.name,
             *map(in_short, one.values),
-            one.rule if pair.parting.first is not None else "",
+            one.rule if one in pair.explained else "",
         ]
         for one in pair.differ[:MOST_ROWS]
     ]

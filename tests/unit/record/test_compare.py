@@ -137,6 +137,30 @@ def test_each_rule_explains_where_the_numbers_part(name: str, compared: Compare)
     assert (found["traces"]["first"], found["traces"]["values"]) == (2, [1.0, 1.5])
 
 
+@pytest.mark.parametrize(
+    ("key", "series", "causes_of"),
+    [
+        ("data.path", "loss", ["data.path"]),
+        ("data.path", "accuracy", ["data.path"]),
+        ("evaluate.split", "accuracy", ["evaluate.split"]),
+        ("evaluate.split", "loss", []),
+        ("evaluate.every", "accuracy", []),
+        ("evaluate.batch_size", "loss", []),
+    ],
+)
+def test_other_data_explains_other_numbers_and_another_evaluation_the_accuracy_alone(
+    key: str, series: str, causes_of: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("a", 0.5), ("b", 0.25)):
+        run(tmp_path / name, [], (f"config/{key}", name))
+        row = {"step": 1, "loss": 1.0, "accuracy": 0.75, series: value}
+        (tmp_path / name / "metrics.jsonl").write_text(f"{json.dumps(row)}\n")
+    compare.main([str(tmp_path / "a"), str(tmp_path / "b")], as_json=True)
+    found = json.loads(capsys.readouterr().out)["pairs"][0]
+    assert ([one["name"] for one in found["differ"]], found["causes"]) == ([key], causes_of)
+    assert "config" not in found["equal"]
+
+
 def test_ranks_that_each_trained_for_itself_explain_other_numbers(compared: Compare) -> None:
     found = compared([2.0, 1.5], ("attempts/0/process_group", None))
     assert (found["verdict"], found["causes"]) == ("explained", ["world size"])
