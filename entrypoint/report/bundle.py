@@ -44,17 +44,18 @@ RULES = (
     Rule(r"metrics\.jsonl", 1 << 17),
     Rule(r"not-passed\.txt", 1 << 16),
     Rule(r"stacks/[^/]+/[^/]+\.txt", 1 << 18),
-    Rule(r"logs/\d+/[^/]+\.(out|err)", 1 << 16),
+    Rule(r"logs/\d+/[^/]+\.(out|err|task\.log)", 1 << 16),
 )
 """What is taken, in this order, by its place in the run directory."""
 WHY = {
-    "join.key": "the key of the run",
+    r"join\.key": "the key of the run",
     "checkpoints": "states of the training",
     "tensorboard": "the same numbers as metrics.jsonl",
-    "curves.png": "the report has the curves",
-    REPORT: "made anew",
+    r"curves\.png": "the report has the curves",
+    r"report\.html": "made anew",
+    r"stacks/[^/]+/nccl\.rank\d+": "NCCL's flight recorder, which is no text: send it by itself",
 }
-"""Why something stays out; whatever is not named here: "not needed for support"."""
+"""Why something stays out, by its place; whatever is not named here: "not needed for support"."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def pack(found: facts.RunFacts, html: str, env: Mapping[str, str]) -> Bundle:
 def _chosen(run: Path, failed: str) -> list[tuple[str, Rule]]:
     """The files that a rule takes: first the logs of the rank that failed, then in the order of the rules;
     what later attempts left first, and of logs what has errors."""
-    names = [name for name in _names(run) if name not in FOLDERS]
+    names = list(_names(run))
     chosen = [
         (name, rule)
         for rule in RULES
@@ -120,26 +121,33 @@ def _place(name: str) -> tuple[int, bool, str]:
 
 
 def _names(run: Path) -> Iterator[str]:
+    """All that is there; of FOLDERS and the attempts in them what they hold."""
     for name in listed(run):
-        yield name
-        if name in FOLDERS and not (run / name).is_symlink():
-            for one in listed(run / name):
+        if name not in FOLDERS or (run / name).is_symlink():
+            yield name
+            continue
+        for one in listed(run / name):
+            inner = run / name / one
+            if files.is_directory(inner) and not inner.is_symlink():
+                yield from (f"{name}/{one}/{file}" for file in listed(inner))
+            else:
                 yield f"{name}/{one}"
-                if name != "outcome" and not (run / name / one).is_symlink():
-                    yield from (f"{name}/{one}/{file}" for file in listed(run / name / one))
 
 
 def _others(run: Path) -> Iterator[str]:
     """What no rule takes, with the reason, at most 200."""
-    rest = [
-        name
-        for name in listed(run)
-        if name not in FOLDERS and not any(re.fullmatch(rule.pattern, name) for rule in RULES)
-    ]
+    rest = [name for name in _names(run) if not any(re.fullmatch(rule.pattern, name) for rule in RULES)]
     for name in rest[:200]:
-        yield f"{plain(name)} ({WHY.get(name, 'not needed for support')})"
+        yield f"{plain(name)} ({_why(run, name)})"
     if len(rest) > 200:
         yield f"{len(rest) - 200} more"
+
+
+def _why(run: Path, name: str) -> str:
+    if (run / name).is_symlink():
+        return "it is a link"
+    found = (why for pattern, why in WHY.items() if re.fullmatch(pattern, name))
+    return next(found, "not needed for support")
 
 
 def _content(path: Path, rule: Rule, secrets: Mapping[str, str]) -> bytes:

@@ -454,6 +454,7 @@ def test_an_archive_lists_what_is_in_it_and_what_is_not(tmp_path: Path) -> None:
         **dict.fromkeys(
             ("plan.1.json", "plan.0.1.json", "plan.x.json", "not-passed.txt", "stacks/1/a.txt"), "x"
         ),
+        **dict.fromkeys(("logs/1/a.task.log", "stacks/1/nccl.rank0"), "x"),
     }
     found, texts = packed(write(tmp_path / "run", GOOD | extra))
     order = [
@@ -467,16 +468,26 @@ def test_an_archive_lists_what_is_in_it_and_what_is_not(tmp_path: Path) -> None:
             "outcome/0.1",
             "metrics.jsonl",
         ),
-        *("not-passed.txt", "stacks/1/a.txt", "logs/1/a.rank0.out", "logs/0/b.rank1.err", "CONTENTS.txt"),
+        *(
+            "not-passed.txt",
+            "stacks/1/a.txt",
+            "logs/1/a.task.log",
+            "logs/1/a.rank0.out",
+            "logs/0/b.rank1.err",
+            "CONTENTS.txt",
+        ),
     ]
     assert found.packed == list(texts) == order
     assert found.left_out == [
         "checkpoints (states of the training)",
         "curves.png (the report has the curves)",
         "join.key (the key of the run)",
+        "logs/1/a.rank0.txt (not needed for support)",
+        "logs/x/a.out (not needed for support)",
         "notes.txt (not needed for support)",
         "plan.x.json (not needed for support)",
         "report.html (made anew)",
+        "stacks/1/nccl.rank0 (NCCL's flight recorder, which is no text: send it by itself)",
         "tensorboard (the same numbers as metrics.jsonl)",
     ]
     lines = texts["CONTENTS.txt"].splitlines()
@@ -486,9 +497,9 @@ def test_an_archive_lists_what_is_in_it_and_what_is_not(tmp_path: Path) -> None:
         "",
         "in it: report.html, 6 bytes",
     ]
-    assert lines[-7:] == [f"left out: {line}" for line in found.left_out]
+    assert lines[-10:] == [f"left out: {line}" for line in found.left_out]
     assert found.in_words() == [
-        f"in it: 18 files: {', '.join(order[:12])} and 6 more",
+        f"in it: 19 files: {', '.join(order[:12])} and 7 more",
         f"left out: {'; '.join(found.left_out)}",
         "Names of nodes, users and paths stand in it: look at it before you send it.",
     ]
