@@ -115,7 +115,7 @@ def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:
     """Prints the comparison of the first run with each of the others. `image`: a file for its picture. Raises
     BadInput for what cannot be compared."""
     if image:
-        picture.check()
+        picture.check(Path(image))
     runs = [load(Path(path)) for path in paths]
     first, *others = runs
     for other in others:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
-from entrypoint.core.plain import counted
+from entrypoint.core.plain import counted, plain
 from entrypoint.core.private import write_output
 from entrypoint.record.traces import Trace, common, compare
 
@@ -24,8 +24,13 @@ MOST = 1e100
 """What is further from 0 is left out: no axis has it."""
 
 
-def check() -> None:
-    """Raises BadInput where nothing can draw."""
+def check(path: Path) -> None:
+    """Raises BadInput where nothing can draw, and for a name that is not of a PNG."""
+    if path.suffix != ".png":
+        raise BadInput(
+            "picture-kind",
+            f"compare -o {plain(str(path))}: the picture is PNG: give a name with .png",
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
             "picture-no-matplotlib",

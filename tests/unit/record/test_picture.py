@@ -50,11 +50,17 @@ def test_without_matplotlib_the_line_says_what_to_do_before_anything_is_compared
 
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     runs = [run(tmp_path / name, [2.0]) for name in "ab"]
-    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.png")
     for file, why in (
         ("/nonexistent/a.png", "No such file or directory"),
-        (f"{tmp_path}/pipe", "it is a FIFO, not a regular file"),
+        (f"{tmp_path}/pipe.png", "it is a FIFO, not a regular file"),
     ):
         with pytest.raises(BadInput) as refused:
             compare.main(runs, as_json=False, image=file)
         assert str(refused.value) == f"compare: {file} cannot be written: {why}: give another file with -o"
+
+
+def test_a_picture_of_another_kind_is_refused_before_anything_is_compared() -> None:
+    with pytest.raises(BadInput) as refused:
+        compare.main(["/nonexistent", "/nonexistent"], as_json=False, image="a.svg")
+    assert str(refused.value) == "compare -o a.svg: the picture is PNG: give a name with .png"
