@@ -18,7 +18,17 @@ from typing import Any, Final
 from containers import stacks
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
-from entrypoint.plan.profile import CLUSTERS, CONTENT, LARGEST, Profile, checked, host_file, read, remedy
+from entrypoint.plan.profile import (
+    CLUSTERS,
+    CONTENT,
+    LARGEST,
+    Profile,
+    checked,
+    host_file,
+    is_in_clusters,
+    read,
+    remedy,
+)
 from entrypoint.plan.sources import parser_class
 
 HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
@@ -32,8 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         options = parser.parse_args(arguments)
-        for file in map(Path, options.file) if options.file else sorted(CLUSTERS.glob("*.yaml")):
+        given = [Path(name) for name in options.file] or sorted(CLUSTERS.glob("*.yaml"))
+        for file in given:
             print(_line(file, *render(file, write=not options.check)))
+        if any(map(is_in_clusters, given)):
+            _warn_of_ambiguous()
     except (BadInput, stacks.BuildRefused) as error:
         print(f"apptrain: {error}", file=sys.stderr)
         return error.status
@@ -122,6 +135,30 @@ def _named(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _named(one) for name, one in value.items()}
     return [_named(one) for one in value] if isinstance(value, list) else value
+
+
+def by_cluster() -> dict[str, list[str]]:
+    """The profiles of clusters/ that a job of a cluster may take by itself: their files' names by the
+    cluster's. From the host files, which find_profile_of_cluster in host/job.sh searches."""
+    found: dict[str, list[str]] = {}
+    for made in sorted(CLUSTERS.glob("*.host")):
+        try:
+            text = files.read_text(made, LARGEST)
+        except (OSError, ValueError):
+            continue
+        for name in re.findall(r"(?m)^cluster=(.+)$", text):
+            found.setdefault(name, []).append(f"{made.stem}.yaml")
+    return found
+
+
+def _warn_of_ambiguous() -> None:
+    for name, several in by_cluster().items():
+        if len(several) > 1:
+            print(
+                f"apptrain: {' '.join(several)} are all for the cluster {name}: a job there without "
+                "--profile is refused: leave the name in one of them",
+                file=sys.stderr,
+            )
 
 
 def _line(file: Path, profile: Profile, changed: bool) -> str:

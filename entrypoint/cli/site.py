@@ -15,7 +15,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from containers import stacks
@@ -25,10 +25,10 @@ from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import QUESTION, Line
 from entrypoint.cli import submit
 from entrypoint.cli.main import exit_status
-from entrypoint.cli.profiles import load_checked, render
+from entrypoint.cli.profiles import by_cluster, load_checked, render
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
-from entrypoint.plan.profile import host_file
+from entrypoint.plan.profile import host_file, is_in_clusters
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.schedulers.known import KNOWN
 
@@ -39,6 +39,10 @@ Each command has 20 s. What it could not know is a `# question:` there.
 Then: answer the questions in FILE, make profiles PROFILE=FILE, and
 apptrain submit --cluster FILE --dry-run -- my_script.py
 """
+TAKEN = (
+    "jobs without --profile take {} here. Are they to take this one? Then leave the cluster out there, and "
+    "write `clusters: [{}]`"
+)
 
 
 def main(arguments: Sequence[str], machine: LoginNode | None = None) -> int:
@@ -55,7 +59,7 @@ def _main(arguments: Sequence[str], machine: LoginNode) -> int:
     file = Path(options.output) if options.output else None
     if file:
         _check_free(file)
-    text, has_gpus = survey(machine)
+    text, has_gpus = survey(machine, by_cluster() if file and is_in_clusters(file) else {})
     for line in machine.told:
         _say(line)
     further = () if has_gpus else ("--device", "cpu")
@@ -97,8 +101,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 # --- the profile --------------------------------------------------------------------------------------------
 
 
-def survey(machine: LoginNode) -> tuple[str, bool]:
-    """(the profile's text, whether its nodes have GPUs). Raises BadInput where there is no scheduler."""
+def survey(machine: LoginNode, others: Mapping[str, Sequence[str]]) -> tuple[str, bool]:
+    """(the profile's text, whether its nodes have GPUs). `others`: the profiles beside it, by their cluster.
+    Raises BadInput where there is no scheduler."""
     found = _of_scheduler(machine)
     host_name = os.uname().nodename.partition(".")[0]
     name = found.name or host_name
@@ -107,7 +112,7 @@ def survey(machine: LoginNode) -> tuple[str, bool]:
         Line("title", f"{name}, {nodes}"),
         Line("documented", (), "the pages of the site that you checked this against"),
         Line("tested", "", "when it ran there, and with what"),
-        *found.lines,
+        *(_asked_if_taken(line, others) for line in found.lines),
         *host.network(machine, found.node, found.switch),
         *host.program(machine),
         *host.scratch(machine),
@@ -119,6 +124,16 @@ def survey(machine: LoginNode) -> tuple[str, bool]:
         "Each value says where it comes from. Answer the questions, then delete them. All keys: generic.yaml",
     ]
     return draft.text(head, lines), found.gpus > 0
+
+
+def _asked_if_taken(line: Line, others: Mapping[str, Sequence[str]]) -> Line:
+    """`clusters` as a question if another profile is for that cluster: a job without --profile would be
+    refused. Any other line as it is."""
+    names = line.value if line.key == "clusters" and isinstance(line.value, tuple) else ()
+    taken = sorted({file for name in names for file in others.get(name, ())})
+    if not taken:
+        return line
+    return Line(line.key, questions=(TAKEN.format(", ".join(taken), ", ".join(names)),))
 
 
 def _of_scheduler(machine: LoginNode) -> SiteSurvey:

@@ -410,9 +410,14 @@ def host_file(path: Path) -> Path:
     return path.with_suffix(".host")
 
 
+def is_in_clusters(path: Path) -> bool:
+    """Whether a profile lies where a job that names none looks for one of its cluster."""
+    return path.resolve().parent == CLUSTERS.resolve()
+
+
 def remedy(path: Path) -> str:
     """The command that makes a profile's host file."""
-    if path.resolve().parent == CLUSTERS.resolve():
+    if is_in_clusters(path):
         return make("profiles")
     return make(f"profiles PROFILE={_quoted(str(path.absolute()))}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli import profiles
+from entrypoint.plan import profile
 
 TEXT = "scheduler: slurm\ntitle: A lab\nclusters: [a, b]\ncontainer: {modules: [m1, m2], program: /x/apptainer, options: [--fakeroot]}\n"
 
@@ -43,6 +44,43 @@ def test_one_that_is_right_stays_as_it_is(lab: Path, capsys: pytest.CaptureFixtu
         assert profiles.main([str(lab)]) == 0
         assert capsys.readouterr().out == f"apptrain: lab: A lab (on two nodes): {state}\n"
     assert profiles.main(["--check", str(lab)]) == 0
+
+
+@pytest.fixture
+def clusters(lab: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the profiles, with the one of the lab."""
+    for module in (profile, profiles):
+        monkeypatch.setattr(module, "CLUSTERS", lab.parent)
+    return lab.parent
+
+
+@pytest.mark.parametrize("given", [[], ["big.yaml"]], ids=["all", "one"])
+def test_two_profiles_for_one_cluster_are_told_as_a_job_would_find_them(
+    given: list[str], clusters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (clusters / "big.yaml").write_text("scheduler: slurm\nclusters: [b, c]\n")
+    assert profiles.main([str(clusters / "lab.yaml")]) == 0
+    assert capsys.readouterr().err == ""
+    assert profiles.main(given) == 0
+    assert capsys.readouterr().err == (
+        "apptrain: big.yaml lab.yaml are all for the cluster b: a job there without --profile is refused: leave "
+        "the name in one of them\n"
+    )
+    (clusters / "big.yaml").write_text("scheduler: slurm\nclusters: [c]\n")
+    (clusters / "lost.host").write_bytes(b"\xff")
+    assert profiles.main(given) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_profile_elsewhere_may_have_the_same_cluster(
+    clusters: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profiles.main([]) == 0
+    own = clusters / "own/lab.yaml"
+    own.parent.mkdir()
+    own.write_text(TEXT)
+    assert profiles.main([str(own)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_check_writes_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from entrypoint.batch.pbs import survey
 from entrypoint.batch.survey import host
-from entrypoint.cli import site
+from entrypoint.cli import profiles, site
 from entrypoint.core.errors import BadInput
+from entrypoint.plan import profile
 from tests.unit.batch.survey.conftest import login, named
 from tests.unit.batch.survey.login import Login, address, addresses
 
@@ -110,6 +111,27 @@ def test_a_profile_is_written_with_its_host_file_and_the_line_that_submits_is_sh
     )
     assert lines[1] == "apptrain: 2 nodes x 4 ranks on cuda, mode torchrun"
     assert "apptrain: run directory /scratch/alice/runs/NAME-JOB" in lines
+
+
+def test_a_cluster_that_another_profile_is_for_is_asked_about_where_jobs_look_for_one(
+    slurm: Login, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters = tmp_path / "clusters"
+    clusters.mkdir()
+    for module in (profile, profiles):
+        monkeypatch.setattr(module, "CLUSTERS", clusters)
+    monkeypatch.setenv("SCRATCH", "/scratch/alice")
+    assert site.main(["-o", str(clusters / "lab.yaml")], slurm.machine()) == 0
+    assert site.main(["-o", str(clusters / "mine.yaml")], slurm.machine()) == 0
+    assert site.main(["-o", str(tmp_path / "mine.yaml")], slurm.machine()) == 0
+    assert (clusters / "lab.yaml").read_text() == (tmp_path / "mine.yaml").read_text() == PROFILE
+    assert (clusters / "mine.yaml").read_text() == PROFILE.replace(
+        "clusters: [testbed]              # scontrol show config: ClusterName\n",
+        "# question: jobs without --profile take lab.yaml here. Are they to take this one? Then leave the cluster "
+        "out there,\n#   and write `clusters: [testbed]`\n",
+    )
+    assert profiles.by_cluster() == {"testbed": ["lab.yaml"]}
+    assert "mine.host written, with 4 questions to answer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
