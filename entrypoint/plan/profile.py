@@ -19,6 +19,7 @@ from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import plain
+from entrypoint.plan import passed
 from entrypoint.plan.options import OPTIONS, Option
 from entrypoint.schedulers.known import KNOWN, words_of
 
@@ -515,10 +516,15 @@ def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
         raise BadInput(
             "profile-omp-threads", f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch"
         )
-    if of_torchrun := [str(name) for name in given if str(name).startswith("PET_")]:
+    if of_torchrun := passed.preset({str(name): "" for name in given}):
         raise BadInput(
             "profile-torchrun-variable",
-            f"{path}: env sets {of_torchrun[0]}: torchrun gets its options from the plan alone: leave it out",
+            f"{path}: env sets {of_torchrun[0]}: ranks get it from the plan, or not at all: leave it out",
+        )
+    if ours := [str(name) for name in given if str(name).startswith("APPTRAIN_")]:
+        raise BadInput(
+            "profile-own-variable",
+            f"{path}: env sets {ours[0]}: env is for the ranks alone: set an option under launch",
         )
     return {str(name): _variable(f"{path}: env {name}", value) for name, value in given.items()}
 

@@ -96,7 +96,7 @@ GENERIC = ("generic", "generic-pbs")
         ("launch: {join_timeout: -1}", "launch join-timeout is -1: give seconds, more than 0 and less than a week"),
         ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
         ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
-        ("env: {A: x, PET_TEE: 3}", "env sets PET_TEE: torchrun gets its options from the plan alone: leave it out"),
+        ("env: {A: x, PET_TEE: 3}", "env sets PET_TEE: ranks get it from the plan, or not at all: leave it out"),
         ("env: {A: [x]}", "env A is ['x']: give text in quotes, or a number"),
         ("env: {A: x, B: y, A: z}", "line 1: the key A stands twice, and only the last would count: make it one"),
         ("env: {A: x}\nnodes: {gpus: 1}\nenv: {B: y}", "line 3: the key env stands twice, and only the last would count: make it one"),
