@@ -33,9 +33,10 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _BASE_8 = re.compile(r"[-+]?0[0-9_]+")
 
 
-def load(path: Path) -> Any:
-    """What the file holds; None for an empty one. Raises OSError, or Unfit with one line that begins with
-    the number of the line that is wrong, if one is."""
+def load(path: Path, *, texts: str = "") -> Any:
+    """What the file holds; None for an empty one. `texts`: a key whose values become texts, so that a number
+    there must be written as it is printed. Raises OSError, or Unfit with one line that begins with the number
+    of the line that is wrong, if one is."""
     content = files.read(path, MOST_BYTES)
     try:
         text = content.decode("utf-8")
@@ -44,7 +45,9 @@ def load(path: Path) -> Any:
     try:
         loader = _Loader(text)
         try:
-            return loader.get_single_data()
+            node = loader.get_single_node()
+            _check_printed(loader, node, texts)
+            return None if node is None else loader.construct_document(node)
         except (OverflowError, ValueError) as error:  # of an escape such as \U99999999
             if isinstance(error, Unfit):
                 raise
@@ -58,6 +61,20 @@ def load(path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         why = " ".join(str(part) for part in (error.context, error.problem) if part)
         raise _unfit(mark.line if mark else 0, f"it is not YAML: {plain(why)[:300]}") from None
+
+
+def _check_printed(loader: _Loader, node: Any, texts: str) -> None:
+    """Refuses a number under the key `texts` that would be printed otherwise, as 2.20 or 0x1f."""
+    sections = [value for key, value in _entries(node) if key.value == texts]
+    for value in (value for section in sections for _, value in _entries(section)):
+        if value.tag in _NUMBERS and (printed := str(loader.number(value))) != value.value:
+            text = _shown(value.value)
+            why = f'{text} without quotes is the number {_shown(printed)}: write "{text}"'
+            raise _unfit(value.start_mark.line, why)
+
+
+def _entries(node: Any) -> list[tuple[Any, Any]]:
+    return node.value if isinstance(node, yaml.MappingNode) else []
 
 
 class _Loader(yaml.SafeLoader):
@@ -127,6 +144,7 @@ _MAKERS = {
     f"tag:yaml.org,2002:{kind}": getattr(yaml.SafeLoader, f"construct_yaml_{kind}")
     for kind in ("int", "float", "timestamp")
 }
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 for _tag in _MAKERS:
     _Loader.add_constructor(_tag, _Loader.number)
 

@@ -435,7 +435,7 @@ def read(path: Path, asked: str) -> Mapping[Any, Any]:
     except ImportError:
         return _read_host_file(path, asked)
     try:
-        content = strict_yaml.load(path)
+        content = strict_yaml.load(path, texts="env")
     except OSError as error:
         raise BadInput("profile-unreadable", f"{asked}: {path} cannot be read: {error.strerror}") from None
     except files.Unfit as error:

@@ -97,6 +97,7 @@ GENERIC = ("generic", "generic-pbs")
         ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
         ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
         ("env: {A: x, PET_TEE: 3}", "env sets PET_TEE: ranks get it from the plan, or not at all: leave it out"),
+        ("env: {A: x,\n  HPCX_VERSION: 2.20}", 'line 2: 2.20 without quotes is the number 2.2: write "2.20"'),
         ("env: {A: [x]}", "env A is ['x']: give text in quotes, or a number"),
         ("env: {A: x, B: y, A: z}", "line 1: the key A stands twice, and only the last would count: make it one"),
         ("env: {A: x}\nnodes: {gpus: 1}\nenv: {B: y}", "line 3: the key env stands twice, and only the last would count: make it one"),

@@ -114,6 +114,36 @@ def test_what_is_not_taken_is_refused_with_its_line(tmp_path: Path, text: str, w
     assert len(said) < 400
 
 
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("2.20", "2.2"), ("0x00ff", "255"), ("0b11", "3"), ("1_000", "1000"), ("+5", "5"), ("1.0e+3", "1000.0"),
+        (".inf", "inf"), (".nan", "nan"), ("1.", "1.0"), ("-0", "0"),
+    ],
+)  # fmt: skip
+def test_a_number_that_becomes_a_text_is_written_as_it_is_printed(
+    tmp_path: Path, text: str, printed: str
+) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(f"a: {{b: {text}}}\nenv:\n  A: 1\n  B: {text}\n")
+    assert strict_yaml.load(path)
+    assert strict_yaml.load(path, texts="b")
+    with pytest.raises(Unfit) as refused:
+        strict_yaml.load(path, texts="env")
+    assert str(refused.value) == f'line 4: {text} without quotes is the number {printed}: write "{text}"'
+
+
+def test_what_is_printed_as_it_is_written_is_taken_as_a_text_too(tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text("env: {A: 1, B: 1.5, C: -3, D: '2.20', E: 1e3, F: 2.20.1, G: [2.20], H: {I: 0x1f}}\n")
+    assert strict_yaml.load(path, texts="env")["env"] == {
+        "A": 1, "B": 1.5, "C": -3, "D": "2.20", "E": "1e3", "F": "2.20.1", "G": [2.2], "H": {"I": 31},
+    }  # fmt: skip
+    for other in ("", "env:", "[env]", "env: x"):
+        path.write_text(other)
+        strict_yaml.load(path, texts="env")
+
+
 def test_no_other_kind_of_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a: 1\nb: \xe9")
     (tmp_path / "large").write_bytes(b"#" * (strict_yaml.MOST_BYTES + 1))
