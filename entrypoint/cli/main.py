@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ NEXT = {
 HELP_ALL = "--help-all"
 MOST_ENV = 1 << 23
 """Bytes of a recorded environment: a kernel passes 6 MB at most."""
+FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+=\(\) \{.*\n(?:[ \t].*\n)*\}$", re.MULTILINE)
+"""One that bash exports, as `env` prints it: modules do so."""
 PREPARE = "for the job scripts: decide what a job's tasks are, before they start"
 CONCLUDE = "for the job scripts: decide what follows an attempt of a job"
 EXIT_STATUS = """exit status:
@@ -233,25 +236,42 @@ def parser(*, everything: bool = False, asked: str | None = None) -> argparse.Ar
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """A recorded environment: one NAME=VALUE a line, verbatim to the line's end; # lines are skipped."""
+    """A recorded environment: each NAME=VALUE with a NUL behind it, as `env -0` writes them, or one a line,
+    verbatim to the line's end; there # lines and functions of bash are skipped."""
     try:
-        lines = files.read_text(path, MOST_ENV).split("\n")
+        text = files.read_text(path, MOST_ENV)
     except (OSError, ValueError) as error:
         why = "no text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
         raise BadInput(
             "env-file-unreadable",
-            f"--env-file {path} cannot be read ({why}): give a file with one NAME=VALUE a line, as `env "
-            ">FILE` in a job writes it",
+            f"--env-file {path} cannot be read ({why}): give a file as `env -0 >FILE` in a job writes it, or "
+            "with one NAME=VALUE a line",
         ) from None
-    env = {}
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if not equals or not name:
-            raise BadInput("env-file-line", f"--env-file {path}, line {number}: {line!r} is not NAME=VALUE")
-        env[name] = value
-    return env
+    if "\0" in text:
+        return dict(
+            _assignment(path, f"entry {i}", each) for i, each in enumerate(text.split("\0"), 1) if each
+        )
+    lines = FUNCTION.sub(_emptied, text).split("\n")
+    return dict(
+        _assignment(path, f"line {number}", line)
+        for number, line in enumerate(lines, 1)
+        if line and not line.startswith("#")
+    )
+
+
+def _emptied(found: re.Match[str]) -> str:
+    return "\n" * found[0].count("\n")
+
+
+def _assignment(path: Path, where: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name.split() != [name]:
+        raise BadInput(
+            "env-file-line",
+            f"--env-file {path}, {where}: {text!r} is not NAME=VALUE: if a value has several lines, write "
+            "the file with `env -0 >FILE`",
+        )
+    return name, value
 
 
 def _check_command(plan: LaunchPlan, *, is_recorded: bool) -> None:

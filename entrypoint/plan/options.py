@@ -431,7 +431,7 @@ OPTIONS: tuple[Option, ...] = (
         parse=Path,
         metavar="FILE",
         plan_only=True,
-        help="a recorded environment, one NAME=VALUE a line",
+        help="a recorded environment, of env -0, or one NAME=VALUE a line",
     ),
     Option(name="nodefile", parse=Path, metavar="FILE", plan_only=True, help="stands for PBS_NODEFILE"),
     Option(

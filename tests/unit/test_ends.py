@@ -114,8 +114,8 @@ def test_a_recorded_environment_that_cannot_be_read_is_refused(
         file.write_bytes(content)
     assert cli.main(["plan", "--env-file", str(file)]) == 64
     assert capsys.readouterr().err == (
-        f"apptrain: --env-file {file} cannot be read ({why}): give a file with one NAME=VALUE a line, as "
-        "`env >FILE` in a job writes it\n"
+        f"apptrain: --env-file {file} cannot be read ({why}): give a file as `env -0 >FILE` in a job "
+        "writes it, or with one NAME=VALUE a line\n"
     )
 
 
@@ -301,16 +301,34 @@ def test_only_who_types_a_plan_is_told_that_its_script_is_missing(
     assert launched.plans == []
 
 
+FUNCTIONS = """BASH_FUNC_ml%%=() {  module "$@"
+}
+BASH_FUNC_module%%=() {  eval "$(/usr/bin/true bash "$@")";
+ local st=$?;
+ return $st
+}
+"""
+"""As `env` prints what bash 5.2 exports."""
+NO_LINE = "is not NAME=VALUE: if a value has several lines, write the file with `env -0 >FILE`"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("A=1\n\n# B=2\nC= x=y \nA=3", {"A": "3", "C": " x=y "}),
-        ("A=\r\n #B=1\n", {"A": "\r", " #B": "1"}),
+        ("A=\r\n#B=1\n", {"A": "\r"}),
+        (f"A=1\n{FUNCTIONS}B.c=2\n", {"A": "1", "B.c": "2"}),
+        ("A=x\nSLURM_JOB_ID=9\n\0#B==\0BASH_FUNC_m%%=() {  x\n}\0", {"A": "x\nSLURM_JOB_ID=9\n", "#B": "=", "BASH_FUNC_m%%": "() {  x\n}"}),
         ("", {}),
-        ("A=1\n=x\n", "line 2: '=x' is not NAME=VALUE"),
-        ("\n\nA\n", "line 3: 'A' is not NAME=VALUE"),
+        ("A=1\n=x\n", f"line 2: '=x' {NO_LINE}"),
+        ("\n\nA\n", f"line 3: 'A' {NO_LINE}"),
+        ("A=\r\n #B=1\n", f"line 2: ' #B=1' {NO_LINE}"),
+        (f"{FUNCTIONS}B\n", f"line 7: 'B' {NO_LINE}"),
+        ("BASH_FUNC_m%%=() {  x\nA=1\n}\n", f"line 3: '}}' {NO_LINE}"),
+        ("BASH_FUNC_m%%=() {  x\n local a=1\n", f"line 2: ' local a=1' {NO_LINE}"),
+        ("A=1\0=x\0", f"entry 2: '=x' {NO_LINE}"),
     ],
-)
+)  # fmt: skip
 def test_a_recorded_environment_is_a_variable_a_line(tmp_path: Path, text: str, found: Any) -> None:
     file = tmp_path / "job.env"
     file.write_bytes(text.encode())

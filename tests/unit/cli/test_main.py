@@ -509,7 +509,8 @@ def test_a_line_that_is_no_assignment_is_named(tmp_path: Path, capsys: pytest.Ca
     assert main(["plan", "--env-file", str(path)]) == 64
     assert (
         capsys.readouterr().err
-        == f"apptrain: --env-file {path}, line 3: 'no equals sign' is not NAME=VALUE\n"
+        == f"apptrain: --env-file {path}, line 3: 'no equals sign' is not NAME=VALUE: if a value has several lines, "
+        "write the file with `env -0 >FILE`\n"
     )
 
 

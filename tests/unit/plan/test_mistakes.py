@@ -231,7 +231,7 @@ TRIED = [
     Mistake(given="apptrain run --device cuda --nproc-per-node 2 -- my_script.py", found="2 ranks on a node, but this task sees 0 GPUs (none was granted): give --gpus-per-node N, or start fewer ranks"),
     Mistake(given="apptrain run --nodes two -- my_script.py", found="--nodes=two: must be a number from 1"),
     Mistake(given="apptrain plan --profile perlmuter --nodes a --node-rank 0", found="--profile perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
-    Mistake(given="apptrain plan --env-file nothere", found="--env-file nothere cannot be read (No such file or directory): give a file with one NAME=VALUE a line, as `env >FILE` in a job writes it"),
+    Mistake(given="apptrain plan --env-file nothere", found="--env-file nothere cannot be read (No such file or directory): give a file as `env -0 >FILE` in a job writes it, or with one NAME=VALUE a line"),
     Mistake(given="apptrain plan -- my_script.py", found="no scheduler's job id is in the environment: on this machine: apptrain run -- CMD; from a login node: apptrain submit; inside a job whose variables a cleaned environment has dropped: --scheduler NAME; on machines of your own: --nodes a,b --node-rank I"),
     Mistake(given="apptrain plan --profile my.yaml --nodes a --node-rank 0", found="my.yaml: request: unknown key patition: did you mean partition?"),
     *(
