@@ -138,6 +138,9 @@ class LoginSide(Protocol):
     def ask(self, job: str, site: Profile | None) -> JobStatus | None:
         """What is told of this job; None if nothing is. `site`: its profile, if that is known."""
 
+    def has_forgotten(self, job: str) -> bool:
+        """Whether the scheduler answers that it has no such job, so that it is over."""
+
 
 def of(scheduler: str) -> LoginSide:
     module: LoginSide = importlib.import_module(f"entrypoint.batch.{scheduler}.login")
@@ -232,13 +235,25 @@ def directives(script: Path, mark: str, *left_out: str) -> list[str]:
 
 def run(*command: str) -> str:
     """What it prints; empty where it fails or does not answer."""
+    status, out, _ = _answer(command)
+    return "" if status else out
+
+
+def refusal(*command: str) -> str:
+    """Why it fails, in its own words; empty where it does not fail, or does not answer."""
+    status, _, errors = _answer(command)
+    return errors if status else ""
+
+
+def _answer(command: Sequence[str]) -> tuple[int, str, str]:
+    """(status, what it prints, its messages)."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout
+        return 1, "", ""
+    return done.returncode, done.stdout, done.stderr
 
 
 def on_cluster(job: str) -> tuple[list[str], str]:

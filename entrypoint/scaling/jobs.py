@@ -71,10 +71,11 @@ def _before(
     folder: SweepFolder, scheduler: SchedulerWords, say: Callable[[str], None], env: Mapping[str, str]
 ) -> tuple[Collection[tuple[int, int]], dict[tuple[int, int], str]]:
     """(what was measured, the jobs that wait or run), by (nodes, repeat). What is in neither, and was
-    submitted, is said: a job that failed or was cancelled, or of which nobody tells any more."""
+    submitted, is said: a job that failed or was cancelled, or that the scheduler has forgotten. Raises
+    Unavailable where nobody can tell whether a job goes on."""
     done: list[tuple[int, int]] = []
     going_on: dict[tuple[int, int], str] = {}
-    ask = login.of(scheduler.name).ask
+    side = login.of(scheduler.name)
     for place, run in folder.noted("jobs").items():
         try:
             measured.read(run, env)
@@ -85,7 +86,14 @@ def _before(
         except BadInput:
             why = "it has left no manifest that can be read"
         job = folder.job(*place)
-        told = ask(job, None) if re.fullmatch(scheduler.job_id, job) else None
+        is_id = re.fullmatch(scheduler.job_id, job)
+        told = side.ask(job, None) if is_id else None
+        if is_id and told is None and not side.has_forgotten(job):
+            raise Unavailable(
+                "scaling-job-unknown",
+                f"scaling: {scheduler.tells} does not tell whether job {job} has ended, and another beside "
+                f"it would slow both down: start this again once {scheduler.tells} answers",
+            )
         if told and told.status is None:
             going_on[place] = job
             continue

@@ -200,6 +200,10 @@ def ask(job: str, site: Profile | None) -> JobStatus | None:
     )
 
 
+def has_forgotten(job: str) -> bool:
+    return "Unknown Job Id" in login.refusal("qstat", "-f", job)
+
+
 def exit_status(found: Mapping[str, str]) -> int:
     """PBS has 256 and more for a signal, and negative ones for a job that it could not run."""
     text = found.get("Exit_status", "")

@@ -269,6 +269,11 @@ def ask(job: str, _site: Profile | None) -> JobStatus | None:
     return JobStatus(state=shown, output=[Path(output[1])] if output and output[1] else (), status=status)
 
 
+def has_forgotten(job: str) -> bool:
+    where, number = on_cluster(job)
+    return "Invalid job id" in login.refusal("scontrol", *where, "show", "job", number)
+
+
 def _ask_accounting(job: str) -> JobStatus | None:
     """Of a job that the controller has forgotten; None where nobody knows it."""
     ends = _accounts(job)

@@ -182,6 +182,7 @@ def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
     told: dict[str, JobStatus | None] = {}
     monkeypatch.setattr(jobs, "_submit", answer)
     monkeypatch.setattr(slurm_login, "ask", lambda job, _: told[job])
+    monkeypatch.setattr(slurm_login, "has_forgotten", lambda job: told[job] is None)
     what = replace(SWEEP, nodes=(1, 2, 3, 4), repeats=1, cluster="site")
     folder = open_folder(tmp_path / "s", what)
     slurm = words_of("slurm")
@@ -219,6 +220,44 @@ def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
     assert len(asked) == 2
     assert said[0] == "4 runs measured before, 0 jobs still to end"
     assert said[1].startswith("all have ended: ")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "job", "program", "forgets"),
+    [
+        ("slurm", "71;west", "scontrol", "slurm_load_jobs error: Invalid job id specified"),
+        ("pbs", "71.server", "qstat", "qstat: Unknown Job Id 71.server"),
+    ],
+)
+def test_nothing_is_submitted_beside_a_job_that_nobody_tells_of(
+    scheduler: str, job: str, program: str, forgets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def submit(words: Sequence[str]) -> tuple[int, str]:
+        asked.append(words)
+        return 0, "72\n"
+
+    monkeypatch.setattr(jobs, "_submit", submit)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answers = tmp_path / program
+    what = replace(SWEEP, cluster="site")
+    folder = open_folder(tmp_path / "s", what)
+    folder.note("jobs", 1, 1, {"run": folder.new_run(1, 1).name, "job": job})
+
+    def go() -> int:
+        return jobs.submit(folder, what, ["x"], [], words_of(scheduler), batch=0, say=print, env={})
+
+    for why in ("Unable to contact slurm controller (connect failure)", "cannot connect to server"):
+        answers.write_text(f"#!/bin/sh\necho '{why}' >&2\nexit 1\n")
+        answers.chmod(0o755)
+        said = f"{program} does not tell whether job {job} has ended, .* once {program} answers$"
+        with pytest.raises(Unavailable, match=said) as refused:
+            go()
+        assert (refused.value.id, asked) == ("scaling-job-unknown", [])
+    answers.write_text(f"#!/bin/sh\necho '{forgets}' >&2\nexit 1\n")
+    assert go() == 0
+    assert len(asked) == len(list(what.order()))
 
 
 @pytest.mark.parametrize("note", ["[]", "{", '{"run": "n1-r1"}', '{"run": "n1-r1", "job": "-x"}'])
