@@ -267,7 +267,7 @@ def _doctor(command: Sequence[str]) -> Sequence[str]:
     if tuple(command) not in ((), ("--json",)):
         raise BadInput(
             "doctor-cmd",
-            f"--doctor takes no script: leave `-- {shlex.join(command)}` out "
+            f"--doctor takes no script, and CMD is `{shlex.join(command)}`: leave one of them out "
             "(only --json may stand behind --)",
         )
     return (*DOCTOR, *command)

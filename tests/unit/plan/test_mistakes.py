@@ -263,8 +263,9 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
     Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
     Mistake(given="apptrain run --doctor --on-failure requeue", found="--doctor looks once: leave --on-failure requeue out"),
+    Mistake(given="apptrain demo --doctor", found="--doctor takes no script, and CMD is `-m train --config digits`: leave one of them out (only --json may stand behind --)"),
     *(
-        Mistake(given=f"apptrain {name} --doctor -- my_script.py", found="--doctor takes no script: leave `-- my_script.py` out (only --json may stand behind --)", who=who)
+        Mistake(given=f"apptrain {name} --doctor -- my_script.py", found="--doctor takes no script, and CMD is `my_script.py`: leave one of them out (only --json may stand behind --)", who=who)
         for name, who in COMMANDS.items()
     ),
     Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?"),

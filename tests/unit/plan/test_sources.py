@@ -89,7 +89,7 @@ def test_the_doctor_takes_no_script_and_no_other_option(command: str) -> None:
     with pytest.raises(BadInput) as refused:
         resolved({"doctor": "1"}, {}, NO_PROFILE, *command.split())
     assert str(refused.value) == (
-        f"--doctor takes no script: leave `-- {command}` out (only --json may stand behind --)"
+        f"--doctor takes no script, and CMD is `{command}`: leave one of them out (only --json may stand behind --)"
     )
 
 
