@@ -422,7 +422,7 @@ def test_a_login_nodes_python_compares_runs(python: Path, tmp_path: Path) -> Non
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     shown = run(CHECKOUT / "apptrain", "compare", "one", "two", cwd=tmp_path, **bare(python, tmp_path))
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert shown.stdout.endswith("traces: identical, bit for bit, over 1 steps\n")
+    assert shown.stdout.endswith("traces: identical, bit for bit, over 1 step\n")
 
 
 @pytest.mark.parametrize(
