@@ -26,7 +26,7 @@ def collect(runs):
     for run in runs:
         try:
             results.append(json.loads(Path(run, "sweep.json").read_text()))
-        except (FileNotFoundError, ValueError):  # not there, or cut
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # not there, or cut
             missing.append(run)
     for result in sorted(results, key=lambda result: result["loss"]):
         print("\t".join(f"{name}={value}" for name, value in result.items()))

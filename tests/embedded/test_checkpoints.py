@@ -511,10 +511,11 @@ def test_the_results_of_a_sweep_are_listed_without_one_that_is_cut(tmp_path: Pat
         if text is not None:
             (tmp_path / name / "sweep.json").write_text(text)
     script = CHECKOUT / "examples/sweep.py"
-    line = [sys.executable, str(script), "0", "1", "2", "3"]
+    (tmp_path / "job.out").touch()
+    line = [sys.executable, str(script), "0", "1", "2", "3", "job.out"]
     ended = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (1, "index=0\tloss=0.5\n")
-    assert ended.stderr == "no result yet: 1 2 3\n"
+    assert ended.stderr == "no result yet: 1 2 3 job.out\n"
 
 
 def listening(script: Path, run_dir: Path) -> dict[int, int]:
