@@ -71,10 +71,12 @@ class World:
 
     def sum(self, values: Sequence[int], meanwhile: Callable[[], None] | None = None) -> list[int]:
         """Element-wise sums over all ranks. `meanwhile` is called now and then while others are late, in
-        a thread: the main thread is seen to wait in torch's collective, and is not taken for busy."""
+        a thread: the main thread is seen to wait in a function of torch, and is not taken for busy."""
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
         with _repeated(meanwhile):
             dist.all_reduce(tensor)
+            if self.device.type == "cuda":  # the stream alone waits in NCCL's, and tolist is not seen
+                torch.cuda.current_stream(self.device).synchronize()
             return [int(value) for value in tensor.tolist()]
 
     def barrier(self) -> None:

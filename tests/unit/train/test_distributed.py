@@ -167,3 +167,21 @@ def test_others_that_are_late_are_waited_for_in_a_collective_with_signs_of_life(
     after = len(signs)
     assert world.sum([8]) == [8]
     assert len(signs) == after >= 3
+
+
+def test_on_a_gpu_a_sum_is_waited_for_in_a_function_of_torch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's collectives return at once, and tensor.tolist() has no frame."""
+    done, on_cpu = list[str](), torch.tensor
+
+    class Stream:
+        def synchronize(self) -> None:
+            done.append("synchronize")
+
+    monkeypatch.setattr(world, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch, "tensor", lambda values, dtype, **_: on_cpu(values, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(dist, "all_reduce", lambda _: done.append("all_reduce"))
+    assert world.sum([7]) == [7]
+    assert done == ["all_reduce", "synchronize"]
