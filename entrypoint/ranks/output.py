@@ -48,7 +48,10 @@ TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
 """Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
 _UP = b"\x1b[A"
 _MOVES = re.compile(rb"(\n|\x1b\[A)")
-_TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
+_PREFIX = re.compile(rb"^(?:\[rank\d+\]: )?(?: +\| )?")
+"""Torch's, of a rank, and Python's, of an exception group."""
+_WHAT = re.compile(rb"^ +what\(\): +")
+"""Stands before what an exception of C++ says that ends the process; a stack may follow."""
 _TRACEBACK = b"Traceback (most recent call last):"
 _CRASH = b"Fatal Python error: "
 _BAR = re.compile(rb".*(?:\d%\||\[[\d:]{5,}[<,]).*\]\s*$")
@@ -81,14 +84,15 @@ class _Stream:
 
 
 class _Exceptions:
-    """Finds the exceptions in a stderr, line by line: by their names, or because they end a traceback."""
+    """Finds Python's exceptions in a stderr, line by line: by their names, or because they end a
+    traceback."""
 
     def __init__(self) -> None:
         self._in_traceback = False
         """Changes with each line."""
 
     def has(self, line: bytes) -> bool:
-        """`line`: the next one, without torch's prefix."""
+        """`line`: the next one, without its prefix."""
         is_one = _EXCEPTION.match(line) or (self._in_traceback and ENDS_TRACEBACK.match(line))
         self._in_traceback = _TRACEBACK in line or (self._in_traceback and not is_one)
         return bool(is_one)
@@ -113,7 +117,7 @@ class _Held:
         self.size += len(line)
         if self.size > self.longest or len(self.lines) >= LONGEST_TRACEBACK:
             return False
-        text = _TORCH_PREFIX.sub(b"", line)
+        text = _PREFIX.sub(b"", line)
         if _TRACEBACK in line:
             self.error = ""
         if self.exceptions.has(text):
@@ -273,20 +277,22 @@ class Relay(threading.Thread):
             self._show_held(stream)
 
     def first_error(self, name: str) -> str:
-        """The line that tells best why `name` failed: the last exception on stderr, else the last line that
-        is no progress bar."""
+        """The line that tells best why `name` failed: the last exception on stderr, Python's before C++'s,
+        else the last line that is no progress bar."""
         lines, crash = _without_crash(self._tail(name))
         if crash:
             return crash
-        lines = [_TORCH_PREFIX.sub(b"", line) for line in lines if line.strip()]
+        lines = [_PREFIX.sub(b"", line) for line in lines if line.strip()]
         found = _Exceptions()
         exceptions = [line for line in lines if found.has(line)]
-        chosen = (exceptions or [line for line in lines if not _BAR.match(line)] or lines or [b""])[-1]
+        thrown = [_WHAT.sub(b"", line) for line in lines if _WHAT.match(line)]
+        others = [line for line in lines if not _BAR.match(line)]
+        chosen = (exceptions or thrown or others or lines or [b""])[-1]
         return chosen.decode(errors="replace").strip()[:1000]
 
     def last_place(self, name: str) -> str:
         """Where the last traceback of `name` says that its script was; empty where there is none."""
-        lines = (_TORCH_PREFIX.sub(b"", line).decode(errors="replace") for line in self._tail(name))
+        lines = (_PREFIX.sub(b"", line).decode(errors="replace") for line in self._tail(name))
         return frames.in_words(frames.last_traceback(lines))
 
     def _tail(self, name: str) -> list[bytes]:
@@ -453,7 +459,7 @@ def _visible(line: bytes) -> bytes:
 def _exception(line: bytes) -> bytes:
     """From the part between carriage returns on that begins like an exception; empty if none does."""
     parts = line.split(b"\r")
-    texts = (_TORCH_PREFIX.sub(b"", part) for part in parts)
+    texts = (_PREFIX.sub(b"", part) for part in parts)
     begin = next((at for at, text in enumerate(texts) if _EXCEPTION.match(text)), len(parts))
     return b"\r".join(parts[begin:])
 

@@ -367,6 +367,47 @@ def test_what_ends_a_traceback_is_the_exception_whatever_its_name_and_a_bar_is_n
     assert relay(tmp_path, written)[2] == error
 
 
+GROUP = b"""  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 9, in <module>
+  |     raise ExceptionGroup("two shards", errors)
+  | ExceptionGroup: two shards (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: shard 3 is empty
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 4, in read
+    |     raise Diverged("shard 7 is no number")
+    | Diverged: shard 7 is no number
+    +------------------------------------
+"""
+THROWN = b"""terminate called after throwing an instance of 'c10::Error'
+  what():  CUDA error: an illegal memory access was encountered
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+
+Exception raised from c10_cuda_check_implementation at CUDAException.cpp:43 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f12 in libc10.so)
+frame #1: clone + 0x43 (0x7f56 in libc.so.6)
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        (GROUP, "Diverged: shard 7 is no number"),
+        (GROUP[: GROUP.index(b"    +-------")], "ValueError: shard 3 is empty"),
+        (b"".join(b"[rank3]: " + line + b"\n" for line in GROUP.splitlines()), "Diverged: shard 7 is no number"),
+        (THROWN, "CUDA error: an illegal memory access was encountered"),
+        (ODD + THROWN, "Diverged: the loss of step 3 is no number"),
+        (THROWN + b"Fatal Python error: Aborted\n\nThread 0x7f (most recent call first):\n  <no Python frame>\n", "CUDA error: an illegal memory access was encountered"),
+    ],
+    ids=["group", "group without tracebacks", "group of torch", "C++", "C++ behind Python", "C++ before Python's report"],
+)  # fmt: skip
+def test_of_a_group_the_last_exception_is_the_error_and_of_c_plus_plus_what_it_says(
+    tmp_path: Path, written: bytes, error: str
+) -> None:
+    assert relay(tmp_path, written)[2] == error
+
+
 LOST = b"""Traceback (most recent call last):
   File "/home/alice/train.py", line 88, in <module>
     loss.backward()
@@ -627,7 +668,7 @@ def test_a_crash_of_a_thread_that_is_no_pythons_has_no_place(tmp_path: Path) -> 
 
 def test_of_an_abort_what_was_said_before_it_is_the_first_error(tmp_path: Path) -> None:
     _, _, error = relay(tmp_path, b"terminate called\n  what():  NCCL timeout\n", CRASH % b"Aborted")
-    assert error == "what():  NCCL timeout"
+    assert error == "NCCL timeout"
     _, _, error = relay(tmp_path, CRASH % b"Aborted")
     assert error == "Aborted: model.py:41 forward"
 
