@@ -81,10 +81,10 @@ demo: $(if $(or $(filter image,$(IN)),$(at_hand)),,venv) ## train on two embedde
 	$(unless_given) ./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
-	@status=0; APPTRAIN_TEST_FAILED=$$(mktemp) && export APPTRAIN_TEST_FAILED || exit; \
+	@status=0; export APPTRAIN_TEST_FAILED="$$PWD/.cache/failed"; mkdir -p .cache && rm -f "$$APPTRAIN_TEST_FAILED" || exit; \
 	$(pytest) tests/unit tests/embedded $(ARGS) || status=$$?; \
 	$(lanes) tests/cluster $(ARGS) || status=$$?; \
-	cat "$$APPTRAIN_TEST_FAILED"; rm -f "$$APPTRAIN_TEST_FAILED"; exit $$status
+	if test -e "$$APPTRAIN_TEST_FAILED"; then cat "$$APPTRAIN_TEST_FAILED"; fi; exit $$status
 
 test-unit: venv-dev ## the unit tests
 	$(pytest) tests/unit $(ARGS)
