@@ -21,6 +21,7 @@ _LABELS = re.compile(
     rb"|\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d[.\d]*[^\]]{0,80}\]"
     rb"|\d{1,5}:(?= )"
     rb"|\((?:\w+ )?(?:pid|rank)[= ]?\d+[^)]{0,60}\)"
+    rb"|\|(?= )"  # of an exception group
     rb"|[a-z][a-z_-]*[0-9][\w.-]{0,60}:(?= (?:\[(?:rank|default)\d|Traceback \("
     rb"|(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)\b))"
     rb")\s*"

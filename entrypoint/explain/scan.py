@@ -661,7 +661,7 @@ class Scan:
             row = block[at:stop][:LONGEST]
             if _FRAME.match(row):
                 frames += 1
-            elif row.startswith(label) and row.strip() and not _SOURCE.match(row) and not _MARKS.match(row):
+            elif row.startswith(label) and row.strip() and not _is_code(row[len(label) :]):
                 body = lines.body(row)
                 if self._recorded_at(row, number):
                     body = body.removeprefix(_INDENT)
@@ -754,6 +754,11 @@ class Scan:
 def _raised(words: Sequence[bytes]) -> Iterator[bytes]:
     """Those that end as the names of exceptions do, each once; found when the first one is asked for."""
     yield from {one for one in words if one.endswith(_ENDINGS)}
+
+
+def _is_code(text: bytes) -> bool:
+    """Whether a line of a traceback, behind its label, shows code, or what of it failed."""
+    return (_SOURCE.match(text) or _MARKS.match(text)) is not None
 
 
 def _label(row: bytes) -> bytes:

@@ -655,6 +655,34 @@ def test_source_code_and_commands_that_a_log_quotes_are_no_causes(line: str) -> 
     assert of(a=line).causes == ()
 
 
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "load.py", line 9, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "load.py", line 4, in shard
+    |     raise OSError("shard 2 is damaged")
+    |     ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    | {}
+    +------------------------------------
+"""
+
+
+@pytest.mark.parametrize("label", ["", "[rank3]: "])
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("KeyError: 'shard-2'", "script-error"),
+        ("load.Damaged: shard-2", "script-error"),
+        ("OSError: [Errno 28] No space left on device", "disk-full"),
+    ],
+)
+def test_what_is_in_an_exception_group_is_the_error(label: str, error: str, cause: str) -> None:
+    found = of(a="".join(f"{label}{row}\n" for row in GROUP.format(error).splitlines())).causes
+    assert [(one.entry.id, one.first.text) for one in found] == [(cause, error)]
+
+
 CAUGHT = 'Traceback (most recent call last):\n  File "cache.py", line 3, in lock\nOSError: [Errno 116] Stale file handle\n'
 STAGE = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nsched.StageFault: stage 4\n'
 
