@@ -5,6 +5,7 @@ From the job script's arguments, files and variables, the profile, and what the 
 run directory, the command that starts the tasks, and what each task is shown and gets.
 """
 
+import contextlib
 import os
 import shlex
 import time
@@ -24,8 +25,9 @@ from entrypoint.core import files
 from entrypoint.core.errors import BadInput
 from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import file_part, plain
-from entrypoint.job import handover, rundir
+from entrypoint.job import handover, lock, rundir
 from entrypoint.job.handover import Facts
+from entrypoint.job.lock import Lock
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.plan import commands, mistakes, options, profile, rules, secret_file, sources
@@ -102,6 +104,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     granted = grants.of(facts.one("scheduler")).granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
     _check(env, facts, settings, granted, folder)
+    notes = [] if settings.value("dry-run") else _await_run_dir(folder, granted)
     again = facts.one("again")
     run = RunDirectory(folder, int(again) if again else rundir.next_attempt(folder))
     asked = _Request(
@@ -115,7 +118,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
         run=run,
         staging=_staging(env, facts, settings, site, granted, run),
     )
-    answer = list(_answer(asked))
+    answer = [*_answer(asked), *(("say", note) for note in notes)]
     if settings.value("dry-run"):
         answer += [("dry_run", "yes"), *(("plan", word) for word in granted.plan or _plans(asked))]
     else:
@@ -142,6 +145,15 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Gr
     secrets = settings.value("secrets")
     if secrets and files.is_there(folder / secrets):  # else only the nodes see it
         secret_file.read(folder / secrets)
+
+
+def _await_run_dir(run_dir: Path, granted: Granted) -> list[str]:
+    """Raises InUse if another job has the run directory: nothing in it is changed then. Otherwise returns
+    what is said of a holder that was watched."""
+    notes: list[str] = []
+    with contextlib.suppress(OSError):  # `_begin` refuses what cannot be used; the launch looks once more
+        Lock(run_dir, lock.this_process(granted.job.id), notes.append).await_free()
+    return notes
 
 
 def _profile(name: str, env: Mapping[str, str], facts: Facts) -> str:

@@ -3,7 +3,7 @@
 It relies on no lock of the file system, as not every shared one has any. On the same host, and in the same
 namespace of process ids, it looks for the holder's process. Elsewhere the holder is alive if it still touches
 the file; clocks are not compared. A job that the scheduler runs again takes over its own lock at once: the
-scheduler has ended it before.
+scheduler has ended it before. A job script asks with `Lock.await_free` before it changes anything there.
 """
 
 import contextlib
@@ -66,10 +66,15 @@ class Holder:
 
 
 def holder_of(plan: LaunchPlan) -> Holder:
-    """This process."""
+    """This process, of the plan's job."""
+    return this_process(plan.allocation.job_id)
+
+
+def this_process(job: str) -> Holder:
+    """As a process of the job with this id."""
     return Holder(
-        job=plan.allocation.job_id,
-        is_unique=plan.allocation.scheduler != manual.NAME,
+        job=job,
+        is_unique=job != manual.NAME,
         node=os.uname().nodename,
         pid=os.getpid(),
         where=_where(),
@@ -112,6 +117,25 @@ class Lock:
             self._of_ours.add(holder.token)
 
     def _take(self, again: bool) -> None:
+        while not self._released.is_set():
+            if self._is_left_behind(again):
+                self._take_over()
+                return
+            if self._make():
+                return
+
+    def await_free(self) -> None:
+        """Before this job changes anything in the run directory, and takes it: raises InUse and OSError as
+        `take` does, after the same wait, and takes nothing. This job's own lock stays, whoever has it."""
+        if not self._is_left_behind(again=True):
+            return
+        holder = _read(self._path)
+        if holder is not None and not self._is_of_this_job(holder, again=True):
+            self._remove(holder.token)  # `take` need not watch it once more
+
+    def _is_left_behind(self, again: bool) -> bool:
+        """Whether there is a lock that may be taken over. False if there is none, or this one is released.
+        Raises InUse if another job has it; waits if that has to be watched."""
         watched: tuple[str, int] | None = None
         since = time.monotonic()
         while True:
@@ -121,12 +145,8 @@ class Lock:
                 since = time.monotonic()
             if holder is None and touched is not None:
                 holder = _read(self._path)  # it appears whole, and may have come between the two looks
-            if holder is None and touched is None:
-                if self._make():
-                    return
-                continue
             if holder is None or self._may_follow(holder, again):
-                break
+                return touched is not None
             if watched is None or watched[0] != holder.token:
                 watched, since = (holder.token, touched or 0), time.monotonic()
                 where = self._path.parent
@@ -134,24 +154,30 @@ class Lock:
             if touched not in (None, watched[1]):
                 raise _in_use(self._path.parent, holder)
             if time.monotonic() - since > LEASE:
-                break
+                return True
             if self._released.wait(GLANCE):
-                return
-        self._take_over()
+                return False
 
     def _may_follow(self, holder: Holder, again: bool) -> bool:
         """Whether the holder has ended, as far as that is known at once. Raises InUse where it has not."""
-        same_job = holder.is_unique and holder.job == self._mine.job
-        same_job |= again and holder.token in self._of_ours
+        same_job = self._is_of_this_job(holder, again)
         if _lives_here(holder) and not (same_job and again):
             raise _in_use(self._path.parent, holder)
         return same_job or (holder.where == self._mine.where != "")
 
+    def _is_of_this_job(self, holder: Holder, again: bool) -> bool:
+        is_same = holder.is_unique and holder.job == self._mine.job
+        return is_same or (again and holder.token in self._of_ours)
+
     def release(self) -> None:
         self._released.set()
+        self._remove(self._mine.token)
+
+    def _remove(self, token: str) -> None:
+        """Removes the lock if it is the one with this token."""
         with contextlib.suppress(OSError):
             holder = _read(self._path)
-            if holder is not None and holder.token == self._mine.token:
+            if holder is not None and holder.token == token:
                 self._path.unlink()
 
     def keep(self) -> str:

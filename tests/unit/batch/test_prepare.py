@@ -1,6 +1,7 @@
 """What a job's arguments, files, variables and profile become, before it starts."""
 
 import hashlib
+import json
 import os
 import shlex
 import socket
@@ -18,8 +19,9 @@ from entrypoint.batch.prepare import GOES_ON, UNTOLD, prepare
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth
 from entrypoint.core.errors import BadInput
-from entrypoint.job import handover, outcome
+from entrypoint.job import handover, lock, outcome
 from entrypoint.job.handover import Facts
+from entrypoint.job.lock import InUse, Lock
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
@@ -1137,6 +1139,55 @@ def test_a_task_has_the_scripts_environment_and_pbs_own_gpus_of_its_host(job: st
     expected = {"PATH": "/bin", "OF_LOGIN": "two\nlines", "APPTRAIN_RUN_DIR": "/r"}
     expected |= {"PBS_JOBID": job} if job else {}
     assert found == expected | ({"CUDA_VISIBLE_DEVICES": "1"} if kept else {})
+
+
+def used(host: Host) -> tuple[RunDirectory, Lock]:
+    """A run directory in which job 7 runs, and its lock."""
+    host.ask("--on-failure=restart", "--run-dir", str(host.folder / "r"))
+    run = RunDirectory(host.folder / "r", 0)
+    run.claim([(0, "a"), (1, "b")], exclusive=False)
+    run.add_restart()
+    run.add_planned_end()
+    run.ask_to_stop()
+    said: list[str] = []
+    holder = Lock(run.path, lock.this_process("7"), said.append)
+    holder.take()
+    return run, holder
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def test_a_second_job_changes_nothing_in_the_run_directory_of_one_that_runs(host: Host) -> None:
+    run, holder = used(host)
+    before = files_in(run.path)
+    again = ("--on-failure=restart", "--run-dir", str(run.path))
+    with pytest.raises(InUse, match=f"^the run directory {run.path} is in use by job 7 ") as refused:
+        host.ask(*again, env={"SLURM_JOB_ID": "8"})
+    assert refused.value.status == 64
+    with pytest.raises(InUse):
+        host.ask_pbs(*again)
+    host.ask("--dry-run", *again, env={"SLURM_JOB_ID": "8"})
+    assert files_in(run.path) == before
+    assert host.ask(*again).one("attempt") == "1", "the same job, which the scheduler runs again"
+    holder.release()
+    assert host.ask(*again, env={"SLURM_JOB_ID": "8"}).one("attempt") == "2"
+
+
+def test_a_job_follows_one_that_was_lost_with_its_node_and_says_so(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = used(host)
+    there = json.loads((run.path / "lock").read_text())
+    (run.path / "lock").write_text(json.dumps(there | {"where": "another boot", "node": "a"}))
+    monkeypatch.setattr(lock, "LEASE", 0.1)
+    monkeypatch.setattr(lock, "GLANCE", 0.01)
+    answer = host.ask("--run-dir", str(run.path), env={"SLURM_JOB_ID": "8"})
+    (line,) = answer.all("say")
+    assert line.startswith(f"job 7 (process {os.getpid()} on a, since ")
+    assert line.endswith(f" has the run directory {run.path}: waiting 0.1 s for a sign of life")
+    assert not (run.path / "lock").exists()
 
 
 def test_a_dry_run_of_pbs_shows_each_hosts_plan(host: Host) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,33 @@ def test_a_value_of_another_kind_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(json.dumps(fields | {"pid": "1"}))
     locked(tmp_path, job="8").take()
     assert has(tmp_path) == "8"
+
+
+@pytest.mark.parametrize("job", ["7", "8"])
+@pytest.mark.parametrize("holder", [HERE, ELSEWHERE], ids=["here", "elsewhere"])
+def test_a_job_script_that_asks_first_is_refused_as_its_launch_would_be_and_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: dict[str, Any], job: str
+) -> None:
+    monkeypatch.setattr(lock, "LEASE", 60.0)
+    first = locked(tmp_path, **{**holder, "token": "first"})
+    first.take()
+    keeping = threading.Thread(target=first.keep)
+    keeping.start()
+    with nullcontext() if job == "7" else pytest.raises(InUse, match="in use by job 7"):
+        locked(tmp_path, job=job).await_free()
+    assert has(tmp_path) == "first"
+    first.release()
+    keeping.join()
+    locked(tmp_path, job="8").await_free()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_holder_elsewhere_that_gave_no_sign_is_watched_once(tmp_path: Path) -> None:
+    locked(tmp_path, token="dead", **ELSEWHERE).take()
+    said: list[str] = []
+    locked(tmp_path, said, job="8").await_free()
+    locked(tmp_path, said, job="8").take()
+    assert (len(said), has(tmp_path)) == (1, "8")
 
 
 def test_who_was_suspended_hears_that_another_job_has_it(tmp_path: Path) -> None:
