@@ -154,6 +154,14 @@ class RunDirectory:
         """`place` is the node's in the allocation, which is its node rank unless nodes were replaced."""
         return self.path / "outcome" / file_name(self.attempt, place, local_rank)
 
+    def release_logs(self, node: str) -> None:
+        """Removes this node's logs of an attempt that was never begun. With the last of them their folder
+        goes, and the attempt does not count."""
+        with contextlib.suppress(OSError):
+            for log in self.logs.glob(f"{file_part(node)}.*"):
+                log.unlink()
+            self.logs.rmdir()
+
     @property
     def stacks(self) -> Path:
         """Where this attempt's ranks were when it hung."""

@@ -195,7 +195,8 @@ class Attempt:
 
     async def _write(self, ended: Outcome, plan: LaunchPlan, how: _Ended) -> bool:
         """Writes this node's outcome if it takes part; false if it could not."""
-        file = self._given.run_dir.outcome(plan.place, plan.local_rank)
+        given = self._given
+        file = given.run_dir.outcome(plan.place, plan.local_rank)
         if self._takes_part(plan, how):
             try:
                 await run_in_thread(outcome.write, file, ended, seconds=OUTCOME)
@@ -205,6 +206,8 @@ class Attempt:
             return True
         with contextlib.suppress(TimeoutError):
             await run_in_thread(outcome.release, file, seconds=OUTCOME)
+            if given.before and not how.meeting:  # no rank has run
+                await run_in_thread(given.run_dir.release_logs, plan.node, seconds=OUTCOME)
         return True
 
     def _takes_part(self, plan: LaunchPlan, ended: _Ended) -> bool:

@@ -254,6 +254,7 @@ def test_a_failure_that_comes_again_and_again_ends_the_job_with_its_own_status(t
     )
     assert [ended.outcome(f"{attempt}.0").status for attempt in range(4)] == [7] * 4
     assert not (ended.run / "outcome" / "4.0").exists()
+    assert not (ended.run / "logs" / "4").exists()
 
 
 def test_a_planned_end_is_not_followed_by_a_restart(tmp_path: Path) -> None:

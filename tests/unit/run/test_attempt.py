@@ -334,6 +334,20 @@ def test_a_run_directory_that_is_gone_before_a_restart_is_the_refusal(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("is_restart", [True, False])
+def test_a_restart_that_does_not_come_about_leaves_no_logs(
+    is_restart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def meet(*_: object, **__: object) -> None:
+        (tmp_path / "logs" / "1" / "127.0.0.2.rank1.err").write_text("a warning\n")
+        raise Unavailable("some-cause", "nobody came")
+
+    monkeypatch.setattr(join, "meet", meet)
+    before = asyncio.run(attempt(tmp_path, {"APPTRAIN_ATTEMPT": "0"}, node=0).run()) if is_restart else None
+    assert str(asyncio.run(attempt(tmp_path, {"APPTRAIN_ATTEMPT": "1"}, before=before).run()).refusal)
+    assert (tmp_path / "logs" / "1").exists() != is_restart
+
+
 class Taken:
     """What is to hold a run directory that another job has."""
 
