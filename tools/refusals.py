@@ -47,6 +47,7 @@ SHARED: Mapping[str, str] = {
     "no-temporary-directory": "of a node's job script, and of a task",
     "not-a-checkout": "of both job scripts",
     "not-bash": "of both job scripts",
+    "pass-malformed": "a node in an image and `apptrain run` each look",
     "profile-file-name": "of a profile that is read, and of one that is written",
     "profile-missing": "the job script and what reads the profile each look",
     "profile-variable-unset": "the job script and what reads the profile each expand",

@@ -214,6 +214,7 @@ def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Se
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
     before, command = commands.split_command(job.launch)
     sources.check_spelling(env)  # a node gets none that is misspelled
+    passed.check(env)
     node = node_env(job, 0, 0, 0, env, progress=False)
     plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
     launch.check(plan)

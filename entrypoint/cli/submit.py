@@ -351,7 +351,7 @@ def _variables(options: argparse.Namespace, cwd: Path) -> dict[str, str]:
         binds.append(bind)
     names = " ".join(options.passed).split()
     for name in names:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
+        if not passed.FORM.fullmatch(name):
             raise BadInput("submit-pass-malformed", f"--pass {name}: give NAME or PREFIX_*, in quotes")
         if passed.matches(name, passed.table("never")):
             raise BadInput("submit-pass-never", f"--pass {name}: it never reaches a rank: leave it out")

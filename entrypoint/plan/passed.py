@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from entrypoint.core import files
+from entrypoint.core.errors import BadInput
 
 NOT_PASSED = "APPTRAIN_NOT_PASSED"
 """Names with blanks between them; no rank sees it."""
@@ -21,6 +22,8 @@ PASSED = "APPTRAIN_PASSED"
 FILE = "not-passed.txt"
 """All these names, in the run directory."""
 TABLE = Path(__file__).with_name("passed.txt")
+FORM = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?", re.ASCII)
+"""NAME or PREFIX_*."""
 OF_SHELL = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "PATH", "SHELL", "TMPDIR"),
     # An image's own: what it is, what it holds, and where the host's driver is.
@@ -80,6 +83,16 @@ def reaches(names: Iterable[str], env: Mapping[str, str]) -> set[str]:
         if (matches(name, asked) or (matches(name, passed) and name not in OF_NODES))
         and not matches(name, table("never"))
     }
+
+
+def check(env: Mapping[str, str]) -> None:
+    """Raises BadInput for a word of APPTRAIN_PASS that is no FORM, as host/environment.sh refuses it."""
+    for word in env.get("APPTRAIN_PASS", "").split():
+        if not FORM.fullmatch(word):
+            raise BadInput(
+                "pass-malformed",
+                f"APPTRAIN_PASS: {word} is not NAME or PREFIX_*: give names with blanks between them",
+            )
 
 
 def wished(env: Mapping[str, str]) -> list[str]:

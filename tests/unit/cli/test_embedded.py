@@ -322,6 +322,12 @@ def test_a_variable_that_no_node_would_get_since_it_is_misspelled_is_refused() -
         asked("--", "my.py", APPTRAIN_NPROC_PER_NOD="2")
 
 
+@pytest.mark.usefixtures("bare")
+def test_a_malformed_name_of_what_is_to_pass_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^APPTRAIN_PASS: A,B is not NAME or PREFIX_\*: "):
+        asked("--", "my.py", APPTRAIN_PASS="A,B")
+
+
 @pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
 def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}", variable: "/own.sif"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.host.node import IMAGE_ID, NODE, RUN_SH, Node, bound, said
+from tests.unit.plan.test_passed import MALFORMED
 
 
 def test_only_what_the_table_names_passes(node: Node) -> None:
@@ -143,7 +144,7 @@ def test_certificates_pass_if_the_image_shows_their_file(node: Node) -> None:
     assert {name: bound.get(name) for name in host} == host
 
 
-@pytest.mark.parametrize("word", ["*", "A-B", "A=1", "1A", "*_A", "A*B"])
+@pytest.mark.parametrize("word", MALFORMED)
 def test_a_malformed_name_is_refused(node: Node, word: str) -> None:
     ended = node.run("true", APPTRAIN_PASS=f"X {word}")
     assert (

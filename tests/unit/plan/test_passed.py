@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.plan import passed
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+MALFORMED = ("*", "A-B", "A=1", "1A", "*_A", "A*B", "A,B")
+"""Words that are neither NAME nor PREFIX_*."""
 FRAMEWORKS = {
     *(
         "FSDP_VERSION",
@@ -49,6 +52,14 @@ def test_bash_and_python_read_the_same_table() -> None:
     tables = [tuple(part.split()) for part in done.stdout.split("/\n")]
     assert tables == [passed.table(kind) for kind in ("pass", "file", "never")]
     assert min(map(len, tables)) > 1
+
+
+@pytest.mark.parametrize("word", MALFORMED)
+def test_a_malformed_name_is_refused(word: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        passed.check({"APPTRAIN_PASS": f"X Y_* {word}"})
+    said = f"APPTRAIN_PASS: {word} is not NAME or PREFIX_*: give names with blanks between them"
+    assert str(refused.value) == said
 
 
 def test_no_secret_of_a_scheduler_reaches_a_rank_whatever_is_asked_for() -> None:
