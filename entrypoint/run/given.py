@@ -28,6 +28,7 @@ from entrypoint.plan.sources import Settings
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.node_state import HangPolicy
 from entrypoint.run.restart import Restarts
+from entrypoint.schedulers import embedded
 
 OF_PASSING = (passed.NOT_PASSED, passed.PASSED)
 FIRST_STEP = 60.0
@@ -74,8 +75,13 @@ class Given:
 
     @property
     def counts_attempts(self) -> bool:
-        """Whether a job script does: then no file of this attempt's number is an older run's."""
+        """Whether whoever started us does: then no file of this attempt's number is an older run's."""
         return has_host_half(self.env)
+
+    @property
+    def has_job_script(self) -> bool:
+        """Whether one decides what follows; `apptrain run` counts attempts too, and ends with the last."""
+        return self.counts_attempts and self.plan.allocation.scheduler != embedded.NAME
 
     @property
     def port_advice(self) -> str:

@@ -191,7 +191,7 @@ class _Session:
         for line in ended.in_words() if ended.speaks else []:
             self._voice.say(line)
         if why_no_restart:
-            more = "; the job script decides what follows" if self._given.counts_attempts else ""
+            more = "; the job script decides what follows" if self._given.has_job_script else ""
             self._voice.say(f"no restart inside the allocation: {why_no_restart}{more}")
 
     def leave(self, last: FinishedAttempt | None) -> None:

@@ -300,14 +300,30 @@ NO_RESTART = "no restart inside the allocation: "
         ({"outcome": replace(CRASH, rank=None, signal=15)}, "the job was asked to end"),
     ],
 )
-@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize(
+    ("scheduler", "env", "more"),
+    [
+        ("slurm", {"APPTRAIN_ATTEMPT": "0"}, "; the job script decides what follows"),
+        ("embedded", {"APPTRAIN_ATTEMPT": "0"}, ""),
+        ("slurm", {}, ""),
+    ],
+    ids=["in a job script", "apptrain run", "by hand"],
+)
 def test_why_no_restart_follows_is_said(
-    counted: bool, end: dict[str, Any], why: str, tmp_path: Path, said: Callable[[], list[str]]
+    scheduler: str,
+    env: dict[str, str],
+    more: str,
+    end: dict[str, Any],
+    why: str,
+    tmp_path: Path,
+    said: Callable[[], list[str]],
 ) -> None:
-    env = {"APPTRAIN_ATTEMPT": "0"} if counted else {}
-    last, members = Scripted(tmp_path, "restart", [end], **env).play()
+    session = Scripted(tmp_path, "restart", [end], **env)
+    plan = session._given.plan
+    plan = replace(plan, allocation=replace(plan.allocation, scheduler=scheduler))
+    session._given = replace(session._given, plan=plan)
+    last, members = session.play()
     assert (last.outcome.status, members) == (9, [(0, 1, 2)])
-    more = "; the job script decides what follows" if counted else ""
     assert said()[-1] == f"{NO_RESTART}{why}{more}"
     is_ruled_out = not end.get("lost")
     assert [RunDirectory(tmp_path, number).is_closed() for number in (0, 1)] == [is_ruled_out] * 2
