@@ -243,6 +243,11 @@ def test_the_end_of_a_job_is_explained_in_two_lines(tmp_path: Path) -> None:
     assert second == f"explain: more by `apptrain explain '{tmp_path}/my run'`"
 
 
+def test_a_script_that_misses_its_rank_is_sent_to_what_sets_it_here_too(tmp_path: Path) -> None:
+    first, _ = run.in_lines(Outcome(1, 0, "b", 0, 1.0, "KeyError: 'RANK'"), tmp_path)
+    assert "(with apptrain: leave --mode exec out)" in first
+
+
 @pytest.mark.parametrize(
     "error",
     [
