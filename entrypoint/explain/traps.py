@@ -979,13 +979,19 @@ def _of_fixed_rank(script: Script) -> Iterator[Found]:
 
 
 def _of_wait(script: Script) -> Iterator[Found]:
-    last = max((one.line for one in script.trainings), default=0)
     left = [one for one in script.trainings if one.in_background]
-    is_waited_for = len(left) < len(script.trainings) or any(
-        one.texts[:1] and one.texts[0] in _WAITS for one in script.commands if one.line > last
-    )
-    if script.request.scheduler and left and not is_waited_for:
+    if not script.request.scheduler or not left or len(left) < len(script.trainings):
+        return
+    last = max(at for at, one in enumerate(script.launches) if one is left[-1])
+    if not any(_waits_for(left[-1], one) for one in script.launches[last + 1 :]):
         yield Found(NO_WAIT, left[0].line, _quote(script, left[0].line))
+
+
+def _waits_for(training: Launch, one: Launch) -> bool:
+    """Whether this command behind a training in the background may wait for it: in the same shell, or in the
+    job script's own."""
+    is_its_shell = one.shell_word == training.shell_word if one.in_shell else not one.is_in_task
+    return is_its_shell and not one.in_background and any(word.text in _WAITS for word in one.words[:1])
 
 
 def _of_ssh(script: Script) -> Iterator[Found]:

@@ -418,8 +418,28 @@ def test_a_loop_that_gives_all_nodes_one_rank_is_a_remark(options: str, is_fixed
     ["wait", "wait $!", "pid=$!\nwait $pid", "while kill -0 $!; do sleep 9; done", "tail --pid=$! -f log"],
 )
 def test_a_training_in_the_background_that_is_waited_for_is_no_trap(end: str) -> None:
-    found = traps.find(GOOD.replace("--lr 0.1", f"--lr 0.1 &\n{end}"))
-    assert "no-wait" not in [one.trap.id for one in found]
+    for separator in ("\n", " "):
+        found = traps.find(GOOD.replace("--lr 0.1", f"--lr 0.1 &{separator}{end}"))
+        assert "no-wait" not in [one.trap.id for one in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_waited_for"),
+    [
+        ("for n in $hosts; do ssh $n {} & done; wait", True),
+        ("for n in $hosts; do ssh $n {} & done", False),
+        ("wait; srun {} &", False),
+        ("srun {} & pid=$!; trap 'kill $pid' TERM; wait $pid", True),
+        ("srun {} & tail -f log &", False),
+        ("srun bash -c '{} & wait'", True),
+        ("srun bash -c '{} &'; wait", True),
+        ("srun bash -c '{} & wait' &", False),
+        ("srun {} & ssh $n 'wait'", False),
+    ],
+)
+def test_what_waits_is_told_by_its_place_not_by_its_line(line: str, is_waited_for: bool) -> None:
+    found = traps.find(f"{ASKED}{line.format(f'{TORCHRUN} t.py')}\n")
+    assert ("no-wait" not in [one.trap.id for one in found]) == is_waited_for
 
 
 def test_accelerates_processes_of_all_gpus_are_no_trap() -> None:
