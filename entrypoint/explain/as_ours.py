@@ -14,7 +14,7 @@ from dataclasses import replace
 from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import shell_word
 from entrypoint.explain import request, traps
-from entrypoint.explain.launches import CONTAINER_VALUES, Launch
+from entrypoint.explain.launches import CONTAINER_VALUES, Launch, starts_unseen
 from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.shell import Word
 from entrypoint.explain.traps import Found, Script
@@ -140,6 +140,7 @@ _UNTOLD_DEVICE = (
     "the script does not tell whether it trains on GPUs: if so, --gpus-per-node for --nproc-per-node"
 )
 _UNKNOWN_GPUS = "the GPUs of a node are not known: give --gpus-per-node"
+_IN_IMAGE = "jobs run in the image (own packages: make venv, --venv)"
 _STARTS_IN = "ranks start in the folder from which you submit"
 _WITHOUT = "our jobs start the image without it"
 _SUBMITTED_FROM = re.compile(r"\$\{?(?:SLURM_SUBMIT_DIR|PBS_O_WORKDIR|PWD)(?::?-[^{}]*)?\}?/?|\./?|-")
@@ -183,7 +184,8 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     training = script.training
     if training is None:
         why = "no line was found that starts a training: torchrun, or python with a script"
-        told = ["it starts apptrain already"] if is_ours(script) else [*_left_wrappers(script)] or [why]
+        hidden = [*_left_wrappers(script), *_left_unknown(script)]
+        told = ["it starts apptrain already"] if is_ours(script) else hidden or [why]
         return Converted((), (), tuple(told))
     if script.request.others:
         return Converted((), (), (_HETEROGENEOUS,))
@@ -621,6 +623,8 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     yield from _left_of_no_gpus(script, training)
     yield from _left_options(script)
     yield from _left_of_container(training)
+    if training.environment:
+        yield f"line {training.line}: {training.environment}: {_IN_IMAGE}"
     for line, folder in _folders(script, training):
         if _IN_JOB.search(folder) or variables.made_inside & set(_NAMED.findall(folder)):
             yield f"line {line}: cd {folder}: made inside the job: change to it in your script"
@@ -630,7 +634,7 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     for one in script.launches:
         texts = [word.text for word in one.words[:2]]
         if _makes_environment(one):
-            yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
+            yield f"line {one.line}: the environment: {_IN_IMAGE}"
         elif texts[:1] in (["cp"], ["rsync"], ["tar"], ["mkdir"]) and not one.is_in_task:
             yield f"line {one.line}: {texts[0]}: do it before you submit, or in the script"
     for one in script.helpers:
@@ -670,6 +674,14 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
 def _left_wrappers(script: Script) -> Iterator[str]:
     for one in script.wrappers[:3]:
         yield f"line {one.line}: what {one.script} starts is not looked into: give explain that file too"
+
+
+def _left_unknown(script: Script) -> Iterator[str]:
+    """Programs in tasks that seem to start the training, and that we do not know."""
+    unknown = [one for one in script.launches if one.is_in_task and not one.script and starts_unseen(one)]
+    for one in unknown[:3]:
+        name = one.words[0].text
+        yield f"line {one.line}: what {name} starts is not looked into: give explain a copy without {name}"
 
 
 def _left_of_no_gpus(script: Script, training: Launch) -> Iterator[str]:

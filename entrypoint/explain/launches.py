@@ -36,8 +36,15 @@ CONTAINERS = {"apptainer", "singularity"}
 _TAKES_NAME = re.compile(r"[-+][A-Za-z]*[oO]")
 """Words of a shell behind which an option's name stands, as in -euo pipefail."""
 SHELLS = {"bash", "sh", "zsh", "dash"}
-_PASSES = {"numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "dlprof", "exec"}
+_ENVIRONMENTS = {"uv", "conda", "mamba", "micromamba", "pixi", "poetry", "shifter"}
+"""Programs that start another one in an environment of its own."""
+_PASSES = {
+    *("numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "ncu", "dlprof", "exec"),
+    *_ENVIRONMENTS,
+}
 """Programs that start another one."""
+_PASSES_BY = {"nsys": ("profile", "launch"), **dict.fromkeys(_ENVIRONMENTS - {"shifter"}, ("run",))}
+"""With which of their commands they do, if they have several."""
 CONTAINER_VALUES = {
     *(
         "--bind",
@@ -110,6 +117,8 @@ _VARIABLE = re.compile(r'(?P<quote>"?)\$(?:\{(?P<array>\w+)\[[@*]\]\}|\{(?P<brac
 """A word that is nothing but a variable, or all of an array."""
 _MADE = re.compile(r'"?(?:\$\(.*\)|`[^`]*`)"?', re.S)
 """A word, or several, that a command makes."""
+_WHICH = re.compile(r'"?(?:\$\(|`)(?:which|command -v|type -[pP]) +(?P<name>[\w./+-]+) *[)`]"?')
+"""A word that is a program's path, from its name."""
 _LONGEST = 20_000
 """Characters that a variable is set to."""
 _MOST_FILLED_IN = 20_000
@@ -151,6 +160,8 @@ class Launch:
     in_loop: bool = False
     """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
+    environment: str = ""
+    """What makes its environment and starts it there, such as `conda run`; empty for none."""
     is_one_of_several: bool = False
     """Whether its step has other programs too."""
     subshells: tuple[int, ...] = ()
@@ -245,7 +256,8 @@ class _Settings:
     def program(self, word: Word) -> Word:
         """What stands in a command's first place, if a variable names it."""
         setting = self._setting_of(word)
-        return setting.words[0] if setting and len(setting.words) == 1 else word
+        found = setting.words[0] if setting and len(setting.words) == 1 else word
+        return replace(found, raw=_name_of(found.raw))
 
     def _setting_of(self, word: Word) -> _Setting | None:
         """None for what is no variable, or one whose words are not known."""
@@ -253,7 +265,7 @@ class _Settings:
         setting = self._of.get(used["array"] or used["braced"] or used["name"]) if used else None
         if used is None or setting is None or setting.is_array != bool(used["array"]):
             return None
-        if not setting.words or _MADE.fullmatch(setting.words[0].raw):
+        if not setting.words or _MADE.fullmatch(_name_of(setting.words[0].raw)):
             return None
         if used["quote"] and not setting.is_array and len(setting.words) > 1:
             return None  # it is one word, blanks and all
@@ -361,16 +373,16 @@ def _follow_one(
         elif name in SHELLS and command.here and _reads_input(texts) and depth < DEEPEST:
             yield from _follow_shell(command.here, replace(launch, words=words[:1]), depth, settings)
             return
-        elif name in _PASSES:
-            words = rest
-            while words and (
-                words[0].text.startswith("-")
-                or shell.ASSIGNMENT.match(words[0].text)
-                or words[0].text[:1].isdigit()
-            ):
-                if name == "env" and shell.ASSIGNMENT.match(words[0].text):
-                    launch = replace(launch, assigned=(*launch.assigned, words[0]))
-                words = words[1:]
+        elif name in _PASSES and (begin := _behind_verb(texts, _PASSES_BY.get(name, ()))) >= 0:
+            count = begin + _own_words(name, [settings.literal(word).text for word in rest[begin:]])
+            if name == "env":
+                set_by_it = (word for word in rest[:count] if shell.ASSIGNMENT.match(word.text))
+                launch = replace(launch, assigned=(*launch.assigned, *set_by_it))
+            if name in _ENVIRONMENTS:
+                launch = replace(launch, environment=" ".join([name, *texts[max(0, begin - 1) : begin]]))
+            words = rest[count:]
+            if name == "uv" and words and (words[0].text == "-m" or words[0].text.endswith(".py")):
+                words = (Word("python", words[0].line), *words)  # as uv does
         elif found := _agent(name, texts):
             agent, own = found
             yield _with_agent(launch, agent, rest[own:], settings)
@@ -427,10 +439,41 @@ def _goes_to_background(texts: Sequence[str]) -> bool:
     return any("f" in text for text in texts if _SSH_FLAGS.fullmatch(text))
 
 
-def _verb(texts: Sequence[str]) -> int:
-    """The place of exec or run; -1 for another command, such as build."""
+def starts_unseen(one: Launch) -> bool:
+    """Whether a program that is not known here stands in front of one that may train."""
+    return not one.trains and any(_is_program(word.text) for word in one.words[1:])
+
+
+def _own_words(name: str, texts: Sequence[str]) -> int:
+    """How many of these words are of a program that starts another one: its options, numbers and variables.
+    A word behind an option is its value, if what is started stands further behind."""
+    last = max((at for at, text in enumerate(texts) if _is_started(text)), default=-1)
+    at = 0
+    while at < len(texts) and not _is_started(texts[at]) and not (name == "uv" and texts[at] == "-m"):
+        text, before = texts[at], texts[at - 1] if at else ""
+        is_value = before.startswith("-") and before != "--" and "=" not in before and at < last
+        if not (text[:1] == "-" or text[:1].isdigit() or shell.ASSIGNMENT.match(text) or is_value):
+            break
+        at += 1
+    return at
+
+
+def _is_started(text: str) -> bool:
+    """Whether this is what is started, also if it starts something else itself."""
+    name = text.rpartition("/")[2]
+    is_script = text.startswith("./") or name.endswith((".sh", ".bash"))
+    return is_script or name in STARTERS or name in _PASSES or _is_program(text)
+
+
+def _behind_verb(texts: Sequence[str], verbs: Sequence[str]) -> int:
+    """The place behind one of these commands of a program; -1 for another command."""
+    return _verb(texts, verbs) + 1 or -1 if verbs else 0
+
+
+def _verb(texts: Sequence[str], verbs: Sequence[str] = ("exec", "run", "shell")) -> int:
+    """The place of one of these; -1 for another command, such as build."""
     for at, text in enumerate(texts[:6]):
-        if text in ("exec", "run", "shell"):
+        if text in verbs:
             return at
         if not text.startswith("-"):
             return -1
@@ -461,9 +504,16 @@ def _is_no_value(word: Word) -> bool:
 
 def _is_program(text: str) -> bool:
     """Whether this is what is started, and no option's value, also if the option is not known here."""
+    text = _name_of(text)
     name = text.rpartition("/")[2]
     starts = name in _AGENTS or name in CONTAINERS or name in SHELLS
     return starts or text.endswith(".py") or _PYTHON.fullmatch(name) is not None
+
+
+def _name_of(raw: str) -> str:
+    """The name of a program whose path the shell looks up; every other word as it is."""
+    found = _WHICH.fullmatch(raw)
+    return found["name"] if found else raw
 
 
 def _agent(name: str, texts: Sequence[str]) -> tuple[str, int] | None:

@@ -1160,3 +1160,18 @@ def test_submit_is_given_the_resources_of_a_whole_job_of_pbs() -> None:
         made.lines[1]
         == "apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 -l filesystems=home:eagle -- t.py"
     )
+
+
+def test_what_makes_an_environment_is_not_carried_over() -> None:
+    made = converted(f"{ASKED}srun uv run --with x t.py --lr 1\n")
+    assert made.lines[0].endswith(" -- t.py --lr 1")
+    line = len(ASKED.splitlines()) + 1
+    assert made.left == (f"line {line}: uv run: jobs run in the image (own packages: make venv, --venv)",)
+
+
+@pytest.mark.parametrize("program", ["podman-hpc run x torchrun", "bind python", "bind $(which python)"])
+def test_a_program_that_hides_the_training_is_named(program: str) -> None:
+    made = converted(f"{ASKED}srun {program} t.py\n")
+    name, line = program.split()[0], len(ASKED.splitlines()) + 1
+    why = f"what {name} starts is not looked into: give explain a copy without {name}"
+    assert (made.lines, made.left) == ((), (f"line {line}: {why}",))

@@ -532,3 +532,26 @@ def test_the_script_fills_in_the_ranks_of_a_launcher_in_a_variable(
     told = found(f"{TWO}export L={value}\n{SRUN} {line}\n")
     assert [at for name, at in told if name == "rank-once"] == lines
     assert {"rdzv-id-random", "not-exported", "single-quotes"}.isdisjoint(dict(told))
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "nsys profile -o out torchrun",
+        "nsys profile --trace=cuda -w true torchrun",
+        "ncu --set full torchrun",
+        "timeout -s USR1 3000 torchrun",
+        "timeout $LIMIT torchrun",
+        "env -u X A=1 torchrun",
+        "uv run --with x torchrun",
+        "conda run -n e --no-capture-output torchrun",
+        "shifter --module gpu torchrun",
+        "$(which torchrun)",
+        '"$(command -v torchrun)"',
+        "`which python3` -m torch.distributed.run",
+        "$RUN",
+    ],
+)
+def test_the_traps_of_a_launcher_are_found_behind_what_starts_it(front: str) -> None:
+    line = f"{SRUN} {front} --nnodes=2 --nproc_per_node=4 t.py"
+    assert found(f"{TWO}LIMIT=55m\nRUN=$(which torchrun)\n{line}\n") == [("no-endpoint", 5)]
