@@ -18,6 +18,7 @@ from entrypoint.explain.launches import CONTAINER_VALUES, Launch, starts_unseen
 from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.shell import Word
 from entrypoint.explain.traps import Found, Script
+from entrypoint.plan import mistakes
 from entrypoint.schedulers.option_names import QSUB_SIZES
 
 OURS = "slurm/multinode.sbatch"
@@ -193,7 +194,7 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         return Converted((), (), (f"line {training.line}: {_SEVERAL}",))
     script = replace(script, request=_meant(script, training, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
-    why = _refused(training, arguments)
+    why = _launched(training) or _refused(training, arguments)
     if arguments and (bare := _BARE.fullmatch(arguments[0])):
         # Without a word behind -- the reference job would start.
         arguments[0] = f"${{{bare['name'] or bare['braced']}:?}}"
@@ -207,6 +208,13 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         tuple(dict.fromkeys(_profile(script, training, variables))),
         (*filter(None, [why]), *dict.fromkeys(_left(script, training, variables))),
     )
+
+
+def _launched(training: Launch) -> str:
+    """Why there is no line for a training that a launcher starts whose options we do not read; else empty."""
+    found = mistakes.launcher_of([word.text for word in _program(training)])
+    how = "starts the ranks itself: give apptrain the script that it starts: there is no line"
+    return f"line {training.line}: {found} {how}" if found else ""
 
 
 def _refused(training: Launch, arguments: Sequence[str]) -> str:
@@ -231,17 +239,21 @@ def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterat
     binds = _binds(training)
     before = [*images, *(["APPTRAIN_BIND=" + _word("\n".join(binds))] if binds else [])]
     of_job = _options_of_job(script, training) if script.request.scheduler else _by_hand(script, training)
-    own = [*of_job, "--", *map(_in_one_line, arguments)]
+    of_program = ["--no-python"] if _is_any_program(training) else []
+    own = [*of_program, "--", *map(_in_one_line, arguments)]
+    of_ours = [*of_job, *own]
     if script.request.scheduler == "slurm":
-        yield [*before, "sbatch", *_sbatch(script), OURS, *own]
+        yield [*before, "sbatch", *_sbatch(script), OURS, *of_ours]
     elif script.request.scheduler == "pbs":
         if not script.request.has_totals:  # else our job script would ask for a size of its own
-            yield _qsub(script.request, [*images, *_binds_of_qsub(binds)], [*of_job, "--", *arguments])
+            yield _qsub(
+                script.request, [*images, *_binds_of_qsub(binds)], [*of_job, *of_program, "--", *arguments]
+            )
     else:
-        yield [*before, "apptrain run", *(["--image"] if image else []), *own]
+        yield [*before, "apptrain run", *(["--image"] if image else []), *of_ours]
         return
     # The profile tells submit of GPUs that are not counted.
-    yield [*images, *_submit(script, binds), *(own if "cpu" in of_job else own[len(of_job) :])]
+    yield [*images, *_submit(script, binds), *(of_ours if "cpu" in of_job else own)]
 
 
 def _options_of_job(script: Script, training: Launch) -> Sequence[str]:
@@ -366,6 +378,11 @@ def _program(one: Launch) -> list[Word]:
     if one.agent and ("m" in one.agent_options or "module" in one.agent_options):
         words = (Word("-m", one.line), *words)
     return list(_without_redirections(words))
+
+
+def _is_any_program(one: Launch) -> bool:
+    """Whether the ranks run it as it is, and not Python."""
+    return bool(one.agent) and "no-python" in one.agent_options
 
 
 def _without_redirections(words: Sequence[Word]) -> Iterator[Word]:

@@ -110,7 +110,13 @@ _STARTER_FLAGS = {
 _TWO_VALUES = {"--mca", "--gmca", "--env", "--genv"}
 """Options of mpirun with a name and its value, where no = joins them."""
 _AGENTS = ("torchrun", "accelerate", "deepspeed")
-_AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_AGENT_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Behind `python -m`; the other launchers of plan/mistakes.py have options that we do not know."""
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
 _VARIABLE = re.compile(r'(?P<quote>"?)\$(?:\{(?P<array>\w+)\[[@*]\]\}|\{(?P<braced>\w+)\}|(?P<name>\w+))"?')
@@ -526,7 +532,7 @@ def _agent(name: str, texts: Sequence[str]) -> tuple[str, int] | None:
         return None
     at = options_of_python(texts)
     option, module = (*texts[at : at + 2], "", "")[:2]
-    return ("torchrun", at + 2) if option == "-m" and module in _AGENT_MODULES else None
+    return (_AGENT_MODULES[module], at + 2) if option == "-m" and module in _AGENT_MODULES else None
 
 
 def options_of_python(texts: Sequence[str]) -> int:

@@ -210,6 +210,11 @@ def is_launcher(name: str) -> bool:
     return name in LAUNCHERS or bool(_PYTHON.fullmatch(name))
 
 
+def launcher_of(command: Sequence[str]) -> str:
+    """The launcher with which CMD begins, also as a module; else empty."""
+    return _launcher(command)[0] if command else ""
+
+
 def instead(words: Sequence[str], command: str) -> tuple[str, str]:
     """For a line that begins with a launcher: what to give to our command instead, which is the options that
     both have, -- and the script; and what to say of the other options. A guess, for a message."""

@@ -9,6 +9,7 @@ import pytest
 
 from entrypoint.explain import as_ours, traps
 from entrypoint.explain.as_ours import Converted
+from entrypoint.plan import mistakes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 RECORDINGS = CHECKOUT / "tests/recordings"
@@ -1175,3 +1176,30 @@ def test_a_program_that_hides_the_training_is_named(program: str) -> None:
     name, line = program.split()[0], len(ASKED.splitlines()) + 1
     why = f"what {name} starts is not looked into: give explain a copy without {name}"
     assert (made.lines, made.left) == ((), (f"line {line}: {why}",))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --no-python ./train --lr 1",
+        "accelerate launch --no_python ./train --lr 1",
+        "deepspeed --no_python ./train --lr 1",
+    ],
+)
+def test_a_program_that_is_not_pythons_stays_one(line: str) -> None:
+    of_slurm = converted(f"{ASKED}srun {line}\n").lines
+    assert [one.endswith(" --no-python -- ./train --lr 1") for one in of_slurm] == [True, True]
+    of_pbs = converted(f"#PBS -l select=2:ngpus=1\n{line}\n").lines
+    assert of_pbs[0].startswith("APPTRAIN_ARGS='--no-python -- ./train --lr 1' qsub ")
+    assert of_pbs[1].endswith(" --no-python -- ./train --lr 1")
+    assert converted(f"{line}\n").lines[0].endswith(" --no-python -- ./train --lr 1")
+
+
+@pytest.mark.parametrize("module", mistakes.LAUNCHER_MODULES)
+def test_no_line_begins_with_a_launcher_that_is_a_module(module: str) -> None:
+    made = converted(f"{ASKED}srun python -m {module} t.py --lr 1\n")
+    if made.lines:
+        assert made.lines[0].endswith(" -- t.py --lr 1")
+        return
+    why = f"-m {module} starts the ranks itself: give apptrain the script that it starts: there is no line"
+    assert made.left == (f"line {len(ASKED.splitlines()) + 1}: {why}",)

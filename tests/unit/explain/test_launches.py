@@ -135,6 +135,14 @@ PYTHON = {"words": ["python", "t.py"]}
         ("numactl --membind=0 timeout -s INT 1h python t.py", PYTHON),
         ("timeout 1h nice -n 5 dlprof --mode=x python t.py", PYTHON),
         ("uv run python t.py", {"environment": "uv run", **PYTHON}),
+        (
+            "python -m accelerate.commands.launch --num_machines 2 t.py",
+            {"agent": "accelerate", "agent_options": {"num-machines": "2"}, "words": ["t.py"]},
+        ),
+        (
+            "python3 -u -m deepspeed.launcher.runner --hostfile h t.py",
+            {"agent": "deepspeed", "agent_options": {"hostfile": "h"}, "words": ["t.py"]},
+        ),
         ("uv --quiet run --with x t.py", {"environment": "uv run", **PYTHON}),
         ("uv run -p 3.12 -m t", {"environment": "uv run", "words": ["python", "-m", "t"]}),
         ("uv pip install t.py", {"words": ["uv", "pip", "install", "t.py"]}),
