@@ -195,9 +195,8 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     script = replace(script, request=_meant(script, training, found))
     arguments = [_argument(word, is_filled=training.is_filled) for word in _program(training)]
     why = _launched(training) or _refused(training, arguments)
-    if arguments and (bare := _BARE.fullmatch(arguments[0])):
-        # Without a word behind -- the reference job would start.
-        arguments[0] = f"${{{bare['name'] or bare['braced']}:?}}"
+    if arguments:  # without a word behind -- the reference job would start
+        arguments[0] = _never_empty(arguments[0])
     lines = [] if why else [" ".join(words) for words in _lines(script, training, arguments)]
     if any(len(line) > MOST for line in lines):
         lines = []
@@ -208,6 +207,12 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
         tuple(dict.fromkeys(_profile(script, training, variables))),
         (*filter(None, [why]), *dict.fromkeys(_left(script, training, variables))),
     )
+
+
+def _never_empty(text: str) -> str:
+    """The same; of a variable alone, with what makes the shell refuse an empty one."""
+    bare = _BARE.fullmatch(text)
+    return f"${{{bare['name'] or bare['braced']}:?}}" if bare else text
 
 
 def _launched(training: Launch) -> str:
@@ -234,7 +239,7 @@ def _refused(training: Launch, arguments: Sequence[str]) -> str:
 
 def _lines(script: Script, training: Launch, arguments: Sequence[str]) -> Iterator[Sequence[str]]:
     """The words of each line."""
-    image = training.image
+    image = _never_empty(training.image)  # an empty one would be the image of the checkout
     images = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
     binds = _binds(training)
     before = [*images, *(["APPTRAIN_BIND=" + _word("\n".join(binds))] if binds else [])]

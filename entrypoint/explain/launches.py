@@ -364,7 +364,7 @@ def _follow_one(
             begin = at
             while at < len(texts) and texts[at].startswith("-"):
                 at += 2 if texts[at] in CONTAINER_VALUES else 1
-            image = texts[at] if at < len(texts) else ""
+            image = settings.literal(rest[at]).text if at < len(texts) else ""
             launch = replace(
                 launch,
                 container=name,

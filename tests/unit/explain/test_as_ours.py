@@ -1203,3 +1203,17 @@ def test_no_line_begins_with_a_launcher_that_is_a_module(module: str) -> None:
         return
     why = f"-m {module} starts the ranks itself: give apptrain the script that it starts: there is no line"
     assert made.left == (f"line {len(ASKED.splitlines()) + 1}: {why}",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "image", "left"),
+    [
+        ("SIF=/sw/a.sif\n", "/sw/a.sif", 0),
+        ("SIF=/sw/a.sif\nSIF=/sw/b.sif\n", '"${SIF:?}"', 1),
+        ("", '"${SIF:?}"', 1),
+    ],
+)
+def test_an_image_in_a_variable_is_written_out_or_must_be_set(settings: str, image: str, left: int) -> None:
+    made = converted(f"{ASKED}{settings}srun apptainer exec --nv $SIF python t.py\n")
+    assert [f"APPTRAIN_IMAGE={image}" in line for line in made.lines] == [True, True]
+    assert len(made.left) == left
