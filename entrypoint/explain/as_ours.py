@@ -14,7 +14,7 @@ from dataclasses import replace
 from entrypoint.core.frozen import dataclass
 from entrypoint.core.plain import shell_word
 from entrypoint.explain import request, traps
-from entrypoint.explain.launches import CONTAINER_VALUES, Launch, starts_unseen
+from entrypoint.explain.launches import CONTAINER_VALUES, Launch, set_by, starts_unseen
 from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.shell import Word
 from entrypoint.explain.traps import Found, Script
@@ -682,11 +682,18 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
     for name in sorted(inside):
         yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
+    by_loop = (names - inside) & {name for one in script.heads_of_loops for name in set_by(one.texts)}
+    by_script = (names - inside - by_loop) & {name for _, name, _ in script.assigned}
+    for name in sorted(by_loop):
+        yield f"line {training.line}: {name} in the arguments: of a loop: submit a job for each of its values"
+    for name in sorted(by_script):
+        yield f"line {training.line}: {name} in the arguments: set in the script: write it out"
     own = {found[0] for text in texts for found in _CALLED_WITH.finditer(text)}
     for name in sorted(own):
         yield f"line {training.line}: {name} in the arguments: what the script is called with: write it out"
     others = [_CALLED_WITH.sub("", text) for text in texts]
-    if any(map(_FILLS_IN.search, others)) and not (inside and names == inside):
+    is_told = names and names <= inside | by_loop | by_script
+    if any(map(_FILLS_IN.search, others)) and not is_told:
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
     further = [one for one in script.trainings if one is not training]
     for one in further[:3]:

@@ -234,7 +234,7 @@ class _Settings:
         set_to: dict[str, list[Word]] = {}
         for word in (word for one in commands for word in one.assigned):
             set_to.setdefault(word.raw.partition("=")[0].rstrip("+"), []).append(word)
-        changed = {name for one in commands for name in _set_by(one.texts)}
+        changed = {name for one in commands for name in set_by(one.texts)}
         self._of = {
             name: _setting(words[0])
             for name, words in set_to.items()
@@ -279,7 +279,7 @@ class _Settings:
         return setting if self._left >= 0 else None
 
 
-def _set_by(texts: Sequence[str]) -> Sequence[str]:
+def set_by(texts: Sequence[str]) -> Sequence[str]:
     """Words among which are the variables that a command sets."""
     name, *rest = texts or [""]
     if name in ("for", "select"):

@@ -1217,3 +1217,17 @@ def test_an_image_in_a_variable_is_written_out_or_must_be_set(settings: str, ima
     made = converted(f"{ASKED}{settings}srun apptainer exec --nv $SIF python t.py\n")
     assert [f"APPTRAIN_IMAGE={image}" in line for line in made.lines] == [True, True]
     assert len(made.left) == left
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("for s in 1 2; do\nsrun torchrun t.py $s\ndone", "of a loop: submit a job for each of its values"),
+        ("cat f | while read -r s; do\nsrun torchrun t.py $s\ndone", "of a loop: submit a job for each of its values"),
+        ("if x; then s=1; else s=2; fi\nsrun torchrun t.py $s", "set in the script: write it out"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_only_the_script_sets_is_told_by_name(text: str, left: str) -> None:
+    made = converted(f"{ASKED}{text}\n")
+    assert made.lines[0].endswith(" -- t.py $s")
+    assert made.left == (f"line {len(ASKED.splitlines()) + 2}: s in the arguments: {left}",)
