@@ -19,7 +19,8 @@ class NativeOption:
     """An option as it was given."""
 
     name: str
-    """The long one where a short one has one; empty for words that the table does not know."""
+    """The long one where a short one has one, the first of several long ones; empty for words that the table
+    does not know."""
     value: str
     words: tuple[str, ...]
 
@@ -40,7 +41,7 @@ class OptionTable:
     flags: tuple[str, ...]
     """Options without a value."""
     long: Mapping[str, str] = field(default_factory=dict)
-    """Short options that have a long form."""
+    """Short options that have a long form, and second names of long ones."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Options that a submission by us cannot have: why, and what to do."""
     called: Mapping[str, str] = field(default_factory=dict)
@@ -60,12 +61,13 @@ def read(words: Sequence[str], table: OptionTable) -> NativeOption | None:
     value is missing, or one stands where none may be."""
     first, rest = words[0], words[1:]
     if first.startswith("--"):
-        name, equals, value = first.partition("=")
-        if name not in table.names:
+        given, equals, value = first.partition("=")
+        if given not in table.names:
             return None
-        if equals and name in table.flags:
-            raise BadInput("native-needless-value", f"{first}: {table.program} takes no value for {name}")
-        if equals or name not in table.valued:
+        if equals and given in table.flags:
+            raise BadInput("native-needless-value", f"{first}: {table.program} takes no value for {given}")
+        name = table.long.get(given, given)
+        if equals or given not in table.valued:
             return NativeOption(name, value, (first,))
         return NativeOption(name, *_next(first, rest, table))
     if len(first) < 2 or not first.startswith("-") or first[:2] not in table.names:

@@ -33,7 +33,7 @@ _PARTS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")
 @dataclass(frozen=True)
 class AskedOption:
     name: str
-    """The long name; of PBS the letter, or for -l the resource."""
+    """The long name, the first if there are two; of PBS the letter, or for -l the resource."""
     value: str
     line: int
 
@@ -183,7 +183,7 @@ def slurm(words: Sequence[str], line: int) -> list[AskedOption]:
             equals = value
         if not equals and _takes_value(name) and rest:
             value = rest.pop(0)
-        found.append(AskedOption(name, value, line))
+        found.append(AskedOption(names.SLURM_SECOND_NAMES.get(name, name), value, line))
     return found
 
 

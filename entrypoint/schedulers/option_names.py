@@ -36,9 +36,12 @@ SBATCH_VALUED: Final = (
     *("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node"),
     *("ntasks-per-socket", "open-mode", "output", "partition", "prefer", "priority"),
     *("profile", "qos", "reservation", "segment", "signal", "sockets-per-node", "switches"),
+    "tasks-per-node",
     *("thread-spec", "threads-per-core", "time", "time-min", "tmp", "tres-bind"),
     *("tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap"),
 )
+SLURM_SECOND_NAMES: Final = {"tasks-per-node": "ntasks-per-node"}
+"""Of sbatch and srun: options that have another name as well."""
 SRUN_SHORT: Final = {**SBATCH_SHORT, "K": "kill-on-bad-exit", "l": "label", "u": "unbuffered"}
 SRUN_BARE: Final = frozenset(
     {

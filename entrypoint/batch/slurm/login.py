@@ -28,7 +28,7 @@ NODES_ONLY: Final = ("--mem=", "--cpus-per-task=")
 SLURM = {
     "--nodes": "nodes",
     "-N": "nodes",
-    "--ntasks-per-node": "tasks",
+    **dict.fromkeys(("--ntasks-per-node", "--tasks-per-node"), "tasks"),
     "--gpus-per-node": "gpus",
     "--time": "time",
     "-t": "time",

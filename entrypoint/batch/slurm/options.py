@@ -12,6 +12,7 @@ from entrypoint.batch.native import NativeOption, OptionTable
 from entrypoint.schedulers import option_names as names
 
 LONG: Final = {f"-{short}": f"--{long}" for short, long in names.SBATCH_SHORT.items()}
+SECOND: Final = {f"--{name}": f"--{first}" for name, first in names.SLURM_SECOND_NAMES.items()}
 FLAGS: Final = tuple(f"--{name}" for name in names.SBATCH_FLAGS)
 OPTIONAL: Final = tuple(f"--{name}" for name in names.SBATCH_OPTIONAL)
 VALUED: Final = tuple(f"--{name}" for name in names.SBATCH_VALUED)
@@ -21,7 +22,7 @@ TABLE: Final = OptionTable(
     valued=(*VALUED, *(short for short, long in LONG.items() if long in VALUED)),
     optional=OPTIONAL,
     flags=(*FLAGS, *(short for short, long in LONG.items() if long not in VALUED)),
-    long=LONG,
+    long={**LONG, **SECOND},
     refused={
         "--wrap": "our script starts CMD: -- my_script.py, or --no-python -- PROGRAM",
         "--chdir": "a job runs where it is submitted: cd to that folder, and submit there",

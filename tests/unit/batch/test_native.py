@@ -11,10 +11,10 @@ from entrypoint.plan.profile import Nodes, Profile, Request
 
 TABLE = OptionTable(
     program="sub",
-    valued=("--name", "-n", "-l"),
+    valued=("--name", "--called", "-n", "-l"),
     optional=("--nice",),
     flags=("--hold", "-H"),
-    long={"-n": "--name", "-H": "--hold"},
+    long={"-n": "--name", "-H": "--hold", "--called": "--name"},
 )
 
 
@@ -26,6 +26,8 @@ TABLE = OptionTable(
         (["--name=", "y"], NativeOption("--name", "", ("--name=",))),
         (["--name", "-1"], NativeOption("--name", "-1", ("--name", "-1"))),
         (["--name", "-"], NativeOption("--name", "-", ("--name", "-"))),
+        (["--called", "x", "y"], NativeOption("--name", "x", ("--called", "x"))),
+        (["--called=x"], NativeOption("--name", "x", ("--called=x",))),
         (["-n", "x"], NativeOption("--name", "x", ("-n", "x"))),
         (["-nx", "y"], NativeOption("--name", "x", ("-nx",))),
         (["-l", "x"], NativeOption("-l", "x", ("-l", "x"))),

@@ -122,6 +122,8 @@ def test_what_asks_for_gpus_or_memory_in_another_way_leaves_none_of_ours(site: S
     ("typed", "cpus"),
     [
         ("--ntasks-per-node 4", "--cpus-per-task=16"),
+        ("--tasks-per-node 4", "--cpus-per-task=16"),
+        ("--options=--tasks-per-node=4", "--cpus-per-task=16"),
         ("--gpus-per-node 2 --ntasks-per-node=2", "--cpus-per-task=16"),
         ("--ntasks-per-node=4 -c 8", "-c 8"),
     ],

@@ -64,6 +64,13 @@ def converted(text: str) -> Converted:
             ],
         ),
         (
+            f"{NODES}#SBATCH --tasks-per-node=4 --cpus-per-task=8 --gres=gpu:4\nsrun python t.py\n",
+            [
+                "sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=32 slurm/multinode.sbatch -- t.py",
+                "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 -- t.py",
+            ],
+        ),
+        (
             f"{NODES}srun torchrun t.py\n",
             [
                 "sbatch --nodes=2 --gpus-per-node=0 slurm/multinode.sbatch --device cpu --nproc-per-node 1 -- t.py",

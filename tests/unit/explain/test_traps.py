@@ -49,6 +49,7 @@ def found(text: str) -> list[tuple[str, int]]:
         (f"{TWO}{SRUN} torchrun --nnodes=123456789 {MEET} t.py\n", []),
         (f"{TWO}{SRUN} torchrun --nnodes=1:2 {MEET} t.py\n", []),
         (f"{TWO}{SRUN} --ntasks-per-node=2 torchrun --nnodes=2 {MEET} t.py\n", [("torchrun-per-task", 3)]),
+        (f"{TWO}{SRUN} --tasks-per-node 2 torchrun --nnodes=2 {MEET} t.py\n", [("torchrun-per-task", 3)]),
         (f"{TWO}{SRUN} --ntasks-per-node=4 python t.py\n", []),
         (f"{TWO}{SRUN} --ntasks-per-node=5 python t.py\n", [("tasks-against-gpus", 3)]),
         (f"{TWO}{SRUN} torchrun --nnodes=2 --nproc_per_node=auto {MEET} t.py\n", []),
