@@ -27,6 +27,8 @@ LEAST, MOST = 1.0, 15.0
 """Seconds between two questions: at first, and for a job that stays as it is."""
 READ = 0.5
 """Seconds between two looks for new output."""
+PART = 1 << 20
+"""Bytes that are read of it at once: a login node may limit a user's memory."""
 
 
 def find(scheduler: str = "") -> str:
@@ -118,18 +120,24 @@ def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
 
 
 def _show(path: Path | None, read: dict[Path, int]) -> None:
-    """Prints what was added to the file. `read`: bytes that were shown of each."""
+    """Prints what was added to the file, byte for byte. `read`: bytes that were shown of each."""
     if path is None:
         return
+    sys.stdout.flush()  # what was printed before stands in front of it
+    while part := _part(path, read.get(path, 0)):
+        sys.stdout.buffer.write(part)
+        read[path] = read.get(path, 0) + len(part)
+    sys.stdout.flush()
+
+
+def _part(path: Path, begin: int) -> bytes:
+    """At most PART bytes from there on; none at the file's end, or if it cannot be read now."""
     try:
         with path.open("rb") as file:
-            file.seek(read.get(path, 0))
-            text = file.read()
-            read[path] = file.tell()
+            file.seek(begin)
+            return file.read(PART)
     except OSError:
-        return
-    sys.stdout.write(text.decode(errors="replace"))
-    sys.stdout.flush()
+        return b""
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,35 @@ def test_a_job_that_is_requeued_is_followed_on(cluster: Cluster, capsys: pytest.
     cluster.answers("scontrol", *texts)
     assert follow.follow("7", "slurm") == 0
     assert "PENDING (BeginTime)" in capsys.readouterr().err
+
+
+def test_the_output_is_shown_byte_for_byte_though_a_character_was_half_written(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log = tmp_path / "log"
+    read: dict[Path, int] = {}
+    for number in range(1, 5):
+        log.write_bytes("█\n".encode()[:number])
+        follow._show(log, read)
+    log.write_bytes("█\n".encode() + b"\xff")
+    follow._show(log, read)
+    assert capfdbinary.readouterr().out == "█\n".encode() + b"\xff"
+
+
+def test_a_long_output_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, shown, size = tmp_path / "log", tmp_path / "shown", 24 << 20
+    log.touch()
+    os.truncate(log, size)
+    with shown.open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        tracemalloc.start()
+        try:
+            follow._show(log, {})
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert shown.stat().st_size == size
+    assert most < 4 * follow.PART
 
 
 QSTAT = """Job Id: 10.server
