@@ -40,6 +40,7 @@ LAUNCHER_MODULES = (
 SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
 _PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
 _PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_DESCRIPTOR = re.compile(r"/dev/(?:stdin|fd/\d+)|/proc/[^/]+/fd/\d+")
 OLDEST = (3, 11)
 """The Python of what trains."""
 NEEDED = ("torch", "psutil")
@@ -99,6 +100,12 @@ def check_command(
         return
     path = folder / program
     found = files.mode_at(path)
+    if kind := _unshared(path, found):
+        raise BadInput(
+            "cmd-no-file",
+            f"CMD {program} is {kind}, and each rank opens CMD for itself: write the script to a file, and "
+            "give that",
+        )
     if stat.S_ISDIR(found) and not files.exists(path / "__main__.py"):
         raise BadInput(
             "cmd-directory", f"CMD {program} is a directory: give a script in it, with its arguments"
@@ -317,6 +324,14 @@ def _check_module(command: Sequence[str]) -> None:
         raise BadInput(
             "cmd-module-is-file", f"-m {command[1]}: -m takes a module's name: leave -m out for a file"
         )
+
+
+def _unshared(path: Path, mode: int) -> str:
+    """What is at the path if several processes cannot each read it as a whole; else empty."""
+    if _DESCRIPTOR.fullmatch(os.path.normpath(path)):
+        return "what this process alone has open"  # also where that is a regular file
+    is_file = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or not mode
+    return "" if is_file else files.kind(mode)
 
 
 def _missing(program: str, folder: Path) -> Missing:

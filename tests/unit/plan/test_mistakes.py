@@ -204,6 +204,16 @@ TRIED = [
     Mistake(given="apptrain run -- 'my book.ipynb' --lr 1", found="CMD my book.ipynb is a notebook: jupyter nbconvert --to script 'my book.ipynb', and give the script that this makes: -- 'my book.py'"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
     Mistake(given="apptrain run -- data", found="CMD data is a directory: give a script in it, with its arguments"),
+    *(
+        Mistake(given=given, found=f"CMD {what}, and each rank opens CMD for itself: write the script to a file, and give that")
+        for given, what in (
+            ("apptrain run -- /dev/stdin", "/dev/stdin is what this process alone has open"),
+            ("cat my_script.py | apptrain submit --cluster generic -- /dev/stdin", "/dev/stdin is what this process alone has open"),
+            ("apptrain run -- /dev/fd/63", "/dev/fd/63 is what this process alone has open"),
+            ("mkfifo pipe && apptrain run -- pipe", "pipe is a FIFO"),
+            ("apptrain run -- /dev/null", "/dev/null is a character device"),
+        )
+    ),
     Mistake(given="apptrain run --nodes 2 my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain run --nodes 2 -- my_script.py --lr 1`?"),
     Mistake(given="apptrain run my_script.py --lr 1 --nodes 2", found="my_script.py stands before --: did you mean `apptrain run --nodes 2 -- my_script.py --lr 1`?"),
     Mistake(given="apptrain run -m my.module -- --lr 1", found="-m stands before --: did you mean `apptrain run -- -m my.module --lr 1`?"),
