@@ -1618,13 +1618,14 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
     for word in words:
         name, value = split(word)
         value = value.strip("'\"")
-        if (
-            name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-            and value
-            and not value.startswith(("^", "$"))
-        ):
-            is_loopback = value == "lo" and (script.nodes or 1) > 1
-            yield Found(LOOPBACK if is_loopback else IFNAME, word.line, word.raw)
+        if name not in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") or not value:
+            continue
+        is_list = "," in value or value.startswith(("^", "$"))
+        is_beginning = name.startswith("NCCL") and value != "lo" and not value[-1].isdigit()
+        if value == "lo" and (script.nodes or 1) > 1:
+            yield Found(LOOPBACK, word.line, word.raw)
+        elif not is_list and not is_beginning:
+            yield Found(IFNAME, word.line, word.raw)
 
 
 def _of_switches(script: Script) -> Iterator[Found]:
