@@ -644,6 +644,8 @@ def _profile(script: Script, training: Launch, variables: _Variables) -> Iterato
 def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[str]:
     yield from _left_of_no_gpus(script, training)
     yield from _left_options(script)
+    if script.rocm_line:
+        yield f"line {script.rocm_line}: ROCm: a job of apptrain runs on NVIDIA GPUs or CPUs alone"
     yield from _left_of_container(training)
     if training.environment:
         yield f"line {training.line}: {training.environment}: {_IN_IMAGE}"

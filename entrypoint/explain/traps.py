@@ -99,6 +99,12 @@ class Script:
         return [(word, *split(word)) for word in words]
 
     @cached_property
+    def rocm_line(self) -> int:
+        """Where it names ROCm, as a module, an image or an option: its GPUs are AMD's. 0: nowhere."""
+        words = [word for one in self.commands for word in (*one.words, *one.assigned)]
+        return next((word.line for word in words if "rocm" in word.text.lower()), 0)
+
+    @cached_property
     def named_files(self) -> set[str]:
         """Variables that the script only ever makes a file's name, and no options."""
         values = [(name, value.strip("'\"")) for _, name, value in self.assigned]
@@ -1517,7 +1523,8 @@ def _of_container(script: Script) -> Iterator[Found]:
         if not one.container:
             continue
         options = {word.text for word in one.container_words}
-        if not sets_nv and not options & {"--nv", "--rocm", "--nvccli"} and _wants_gpu(script, one):
+        is_given = sets_nv or script.rocm_line or options & {"--nv", "--nvccli"}
+        if not is_given and _wants_gpu(script, one):
             if one.image not in seen_nv:
                 yield Found(NO_NV, one.container_line, _quote(script, one.container_line))
             seen_nv.add(one.image)
@@ -1614,6 +1621,7 @@ def _of_ntasks(asked: ScriptRequest) -> Iterator[Found]:
 
 
 def _of_interfaces(script: Script) -> Iterator[Found]:
+    """Not of several names, nor of a beginning, such as hsn: NCCL takes each interface that has it."""
     words = [word for one in script.launches for word in one.assigned]
     for word in words:
         name, value = split(word)

@@ -954,6 +954,19 @@ def run(line: str, folder: Path) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "module load rocm/6.2\nsrun torchrun t.py",
+        "srun apptainer exec --rocm x.sif torchrun t.py",
+        "srun apptainer exec /sw/pytorch-ROCm-6.sif torchrun t.py",
+    ],
+)
+def test_a_script_for_gpus_of_amd_is_told_that_ours_are_nvidias(body: str) -> None:
+    told = "line 3: ROCm: a job of apptrain runs on NVIDIA GPUs or CPUs alone"
+    assert converted(f"{ASKED}{body}\n").left == (told,)
+
+
 def test_a_script_without_a_training_has_no_line() -> None:
     why = "no line was found that starts a training: torchrun, or python with a script"
     assert converted(f"{ASKED}module load x\necho y\n") == Converted((), (), (why,))
