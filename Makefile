@@ -134,7 +134,7 @@ profiles: ## check the site profiles of clusters/ and write their host files (PR
 
 submit: export CALLED_FROM := $(value PWD)
 submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
-	@./apptrain submit $(if $(DRY_RUN),--dry-run) $(if $(FOLLOW),--follow) --cluster "$$CLUSTER" --nodes "$$NODES" --gpus-per-node "$$GPUS" \
+	@./apptrain submit $(if $(filter-out 0,$(DRY_RUN)),--dry-run) $(if $(filter-out 0,$(FOLLOW)),--follow) --cluster "$$CLUSTER" --nodes "$$NODES" --gpus-per-node "$$GPUS" \
 		--partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" $(ARGS)
 
 faults: venv-dev ## break a training on the Slurm cluster in every way: docs/measurements.md (root, Debian; ARGS=--help)

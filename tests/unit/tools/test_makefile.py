@@ -95,6 +95,14 @@ def test_where_no_python_has_pyyaml_the_venv_is_made_and_that_is_said(tmp_path: 
     assert "made .venv-image image" in ended.stderr
 
 
+@pytest.mark.parametrize("name", ["DRY_RUN", "FOLLOW"])
+@pytest.mark.parametrize(("value", "is_given"), [("1", True), ("", False), ("0", False)])
+def test_a_setting_that_is_0_is_not_given(name: str, value: str, is_given: bool) -> None:
+    line = ["make", "-n", "-C", str(CHECKOUT), "submit", f"{name}={value}"]
+    shown = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert (f"--{name.lower().replace('_', '-')} " in shown) == is_given
+
+
 def submitted(folder: Path, words: str) -> "subprocess.CompletedProcess[str]":
     """`make -C CHECKOUT submit` from this folder, whose name has a $ for make to leave alone."""
     line = ["make", "-s", "-C", str(CHECKOUT), "submit", "CLUSTER=generic", "DRY_RUN=1", f"ARGS={words}"]
