@@ -418,7 +418,7 @@ def _explain(arguments: list[str]) -> int:
         description="Say what a log means: the first cause, where it stands, what to do. Or what a job "
         "script will run into, line by line. Of any program; nothing of it is run, and nothing sent.",
         epilog="LOG: a file, also gzip; DIR: a folder of logs; RUN: a run directory of ours;\n"
-        "JOBSCRIPT: for sbatch or qsub, or a shell script; -: what is piped in.\n\n"
+        "JOBSCRIPT: for sbatch or qsub, or a shell script; -: a log that is piped in.\n\n"
         "Then: correct the cause, and the same job again.\nMore: docs/explain.md\n\n"
         "exit status: 0 the cause is known, or the script has something to mend;\n"
         f"1 not known, or nothing to mend; {BAD_INPUT} nothing to read",

@@ -78,7 +78,7 @@ def _read(path: Path, scan: Scan) -> logs.Read:
         raise BadInput(
             "explain-unreadable",
             f"explain: {plain(str(path))} cannot be read ({plain(why)}): give a log, a folder of logs, a run "
-            "directory, a job script, or - for what is piped in",
+            "directory, a job script, or - for a log that is piped in",
         ) from None
 
 
