@@ -133,7 +133,7 @@ TRIED = [
     Mistake(given="apptrain demo --cluster lab", found="--cluster is of submit: did you mean `apptrain submit --cluster lab`?"),
     Mistake(given="apptrain doctor --cluster lab", found="unrecognized arguments: --cluster lab: did you mean --profile?", who="apptrain"),
     Mistake(given="apptrain plan --cluster=lab", found="unrecognized arguments: --cluster=lab: did you mean --profile?"),
-    Mistake(given="apptrain submit --tasks-per-node 2", found="--tasks-per-node is an option of run, not of submit: see `apptrain submit --help`"),
+    Mistake(given="apptrain submit --cluster derecho --tasks-per-node 2", found="--tasks-per-node is an option of run, not of submit: see `apptrain submit --help`"),
     Mistake(given="apptrain doctor my_script.py", found="doctor takes no script: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain check my_script.py --lr 1", found="check takes no script: did you mean `apptrain run -- my_script.py --lr 1`?"),
     Mistake(given="apptrain check frobnicate", found="unrecognized arguments: frobnicate: see `apptrain check --help`"),
