@@ -125,16 +125,25 @@ def test_a_note_that_names_no_run_directory_counts_for_nothing(tmp_path: Path, n
     assert folder.noted("done") == {}
 
 
+def submissions(monkeypatch: pytest.MonkeyPatch, says: Callable[[int], tuple[int, str]]) -> list[list[str]]:
+    """The arguments of each one that is made. `says`: its (status, output), by its number from 1 on."""
+    asked: list[list[str]] = []
+
+    def submit(arguments: Sequence[str]) -> tuple[int, str]:
+        asked.append(list(arguments))
+        return says(len(asked))
+
+    monkeypatch.setattr(jobs, "_submit", submit)
+    return asked
+
+
 def test_each_job_waits_for_the_end_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
+    def says(number: int) -> tuple[int, str]:
+        return (1, "") if number == 4 else (0, f"Submitted batch job {40 + number}\n")
 
-    def answer(arguments: Sequence[str]) -> tuple[int, str]:
-        asked.append(list(arguments))
-        return (1, "") if len(asked) == 4 else (0, f"Submitted batch job {40 + len(asked)}\n")
-
-    monkeypatch.setattr(jobs, "_submit", answer)
+    asked = submissions(monkeypatch, says)
     monkeypatch.setattr(slurm_login, "ask", lambda *_: JobStatus(state="PENDING"))
     folder = open_folder(tmp_path / "s", replace(SWEEP, cluster="site"))
     whole = replace(SWEEP, cluster="site")
@@ -168,11 +177,9 @@ def test_each_job_waits_for_the_end_of_the_one_before(
 def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
-
-    def answer(arguments: Sequence[str]) -> tuple[int, str]:
-        asked.append(list(arguments))
-        return 0, f"Submitted batch job {70 + len(asked)} on cluster west\n"
+    asked = submissions(
+        monkeypatch, lambda number: (0, f"Submitted batch job {70 + number} on cluster west\n")
+    )
 
     def ended(run: Path, status: int) -> None:
         steps = {"timed": 100, "seconds": 4.0}
@@ -180,7 +187,6 @@ def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
         (run / "manifest.json").write_text(json.dumps({"command": ["x"], "attempts": [made]}))
 
     told: dict[str, JobStatus | None] = {}
-    monkeypatch.setattr(jobs, "_submit", answer)
     monkeypatch.setattr(slurm_login, "ask", lambda job, _: told[job])
     monkeypatch.setattr(slurm_login, "has_forgotten", lambda job: told[job] is None)
     what = replace(SWEEP, nodes=(1, 2, 3, 4), repeats=1, cluster="site")
@@ -232,13 +238,7 @@ def test_a_job_that_measured_nothing_and_is_over_is_submitted_again(
 def test_nothing_is_submitted_beside_a_job_that_nobody_tells_of(
     scheduler: str, job: str, program: str, forgets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Sequence[str]] = []
-
-    def submit(words: Sequence[str]) -> tuple[int, str]:
-        asked.append(words)
-        return 0, "72\n"
-
-    monkeypatch.setattr(jobs, "_submit", submit)
+    asked = submissions(monkeypatch, lambda _: (0, "72\n"))
     monkeypatch.setenv("PATH", str(tmp_path))
     answers = tmp_path / program
     what = replace(SWEEP, cluster="site")
@@ -310,13 +310,7 @@ def test_a_scheduler_that_names_no_job_is_refused(tmp_path: Path, monkeypatch: p
 def test_a_size_that_cmd_cannot_have_gets_no_job_and_the_next_one_waits_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[list[str]] = []
-
-    def answer(arguments: Sequence[str]) -> tuple[int, str]:
-        asked.append(list(arguments))
-        return 0, "7;west\n"
-
-    monkeypatch.setattr(jobs, "_submit", answer)
+    asked = submissions(monkeypatch, lambda _: (0, "7;west\n"))
     odd = replace(SWEEP, nodes=(2, 3, 4), repeats=1, command=("my.py", "{64/nodes}"), cluster="site")
     said: list[str] = []
     folder = open_folder(tmp_path / "s", odd)
